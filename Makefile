@@ -1,0 +1,65 @@
+# Needs Python 3.11 or newer, a C compiler and make; everything else goes into .venv/.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
+MODEL ?= mlp:depth=8,width=1024
+REPORT ?= report/mlp.html
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format mutants docs gpu-check proofs clean
+
+help:  ## what each target does
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/' | expand -t 12
+
+run: $(VENV)/.runtime  ## set up, profile the built-in MLP on this machine, write report/mlp.html
+	@mkdir -p $(dir $(REPORT))
+	$(VENV)/bin/microbatch profile $(MODEL) --out $(REPORT)
+	@echo "Report: $(REPORT) (one file, opens offline)"
+
+test: $(VENV)/.dev  ## set up and run the tests
+	@$(PY) -m pytest -q -m "not proof"
+
+check: $(VENV)/.dev  ## lint, format, types, floors
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.dev  ## bring the code into its form
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+mutants: $(VENV)/.dev  ## break the code at each listed place and see a test turn red
+	$(PY) -m scripts.mutants
+
+docs: $(VENV)/.docs  ## build the site into docs/_build/html
+	$(PY) -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	@echo "Site: docs/_build/html/index.html"
+
+gpu-check:  ## the checks that need a GPU; torch and numpy only, other parts skip with a reason
+	PYTHONPATH=src $(if $(wildcard $(PY)),$(PY),$(PYTHON)) benchmarks/gpu_check.py
+
+proofs: $(VENV)/.dev  ## the long tables; results go to benchmarks/results/
+	$(PY) -m pytest -q -m proof
+
+clean:  ## remove what the other targets made, .venv/ included
+	rm -rf $(VENV) report docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# A stamp per set of packages: a second call installs nothing.
+$(PY):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"microbatch needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}. Set PYTHON=...")'
+	@echo "Setting up $(VENV)/ (the first time takes a few minutes)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e ".[dev]"
+	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e ".[docs]"
+	@touch $@ $(VENV)/.runtime

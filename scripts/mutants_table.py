@@ -1,0 +1,178 @@
+"""The breaks of ``make mutants``: mistakes that somebody could make, each with the test that must turn red."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One break.
+
+    Attributes:
+        file: path from the root of the tree.
+        old: text that occurs exactly once in it.
+        new: what it is replaced by.
+        test: what pytest runs; at least one test in it must fail.
+        breaks: the rule that is broken, in a few words.
+    """
+
+    file: str
+    old: str
+    new: str
+    test: str
+    breaks: str
+
+
+def _rows(file: str, test: str, *breaks: tuple[str, str, str]) -> tuple[Mutant, ...]:
+    return tuple(Mutant(f"src/microbatch/{file}", old, new, f"tests/{test}", why) for old, new, why in breaks)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    *_rows(
+        "sizes.py",
+        "ground/test_sizes.py",
+        ("number = -(-global_batch_size // micro)", "number = global_batch_size // micro", "the tail is a piece"),
+        ("+ ((tail,) if tail else ())", "+ (tail,)", "no empty piece"),
+        ("(small + 1,) * larger + (small,)", "(small,) * larger + (small,)", "evened pieces add up"),
+        ("if num_micro_batches > global_batch_size:", "if False:", "no more pieces than items"),
+        ("isinstance(size, bool) or not", "not", "True is no size"),
+        ("range(min(size, whole), 0, -1)", "range(min(size, whole) - 1, 0, -1)", "the nearest divisor may be the size"),
+        ("if evened_out.micro_batch_size != micro:", "if True:", "all three sizes of a batch are accepted again"),
+    ),
+    *_rows(
+        "units.py",
+        "ground/test_units.py",
+        ('"ki": 2**10', '"ki": 10**3', "KiB is 1024 bytes"),
+        ('"ms": 1e-3,', '"ms": 1e-2,', "a millisecond"),
+        ("if not (value > 0 and math.isfinite(value)):", "if False:", "durations are above zero"),
+        ("if count < 1:", "if False:", "a size is at least one byte"),
+        ("max(0, 2 - math.floor", "max(0, 1 - math.floor", "three significant digits"),
+        ("_ROUNDS_UP = 0.9995", "_ROUNDS_UP = 1.0", "never 1 000 ms"),
+        ("factor is None:", "False:", "an unknown unit is refused"),
+    ),
+    *_rows(
+        "errors.py",
+        "ground/test_errors.py",
+        ("class TooNoisy(NoAnswer):", "class TooNoisy(UserError):", "too noisy is no mistake of the user"),
+        ('"remedy": self.remedy', '"remedy": ""', "the remedy reaches machines"),
+        ("├── ModelFailed  ", "│   ├── ModelFailed  ", "the drawn tree is the real one"),
+    ),
+    *_rows(
+        "hardware/catalogue.py",
+        "hardware/test_catalogue.py",
+        ('if document.get("rates") != "dense":', "if False:", "sparse rates are refused"),
+        ("_HIGHEST_STEP = 2.2", "_HIGHEST_STEP = 9.0", "a sparse rate gives itself away"),
+        ("if not isinstance(source, str) or not source.strip():", "if False:", "every figure has a source"),
+        ("raise _unknown(str(name), files)", 'known = "t4"', "no default for an unknown device"),
+    ),
+    *_rows(
+        "models/routing.py",
+        "models/test_routing.py",
+        ('"zipf": _zipf,', '"zipf": _uniform,', "a planted Zipf gate is skewed"),
+        ("order = order[place < limit]", "order = order[place <= limit]", "a full expert drops the rest"),
+    ),
+    *_rows(
+        "models/load.py",
+        "models/test_load.py",
+        ('".bin", ".ckpt")), _refuse_pickle)', '".bin", ".ckpt")), _refuse_unknown)', "a pickle is refused as one"),
+        ("if loss is not None and not callable(loss):", "if False:", "a loss is a function"),
+    ),
+    *_rows(
+        "capture/formulas.py",
+        "capture/test_count.py",
+        ("return below * (below + 1) // 2 +", "return below * (below - 1) // 2 +", "causal pairs"),
+        ("passes = int(to_input) + int(to_weight)", "passes = 1", "a convolution's backward costs two forwards"),
+        ("ATTENTION_BACKWARD = 2.5", "ATTENTION_BACKWARD = 2.0", "fused attention's backward"),
+    ),
+    *_rows(
+        "roofline/tiles.py",
+        "roofline/test_tiles.py",
+        (
+            "_ceil(tiles, multiprocessors * blocks_per_multiprocessor)",
+            "tiles // multiprocessors",
+            "waves are rounded up",
+        ),
+        ("_LOWEST_EFFICIENCY = 0.6", "_LOWEST_EFFICIENCY = 0.1", "a wave must explain the time"),
+    ),
+    *_rows(
+        "roofline/ridge.py",
+        "roofline/test_ridge.py",
+        ("* intensity(spec, dtype) / 2", "* intensity(spec, dtype)", "b* = s F / (2 BW)"),
+        (
+            "return moved * m * n / gain if gain > 0 else None",
+            "return moved * m * n / gain",
+            "some layers have no ridge",
+        ),
+    ),
+    *_rows(
+        "batch/oom.py",
+        "batch/test_oom.py",
+        ("isinstance(error, kind) and re.search", "re.search", "a ValueError is no allocation failure"),
+        ("return error.__cause__ is not None and", "return False and", "a wrapped failure counts"),
+    ),
+    *_rows(
+        "batch/example.py",
+        "batch/test_example.py",
+        ("        if other != size:\n", "        if False:\n", "two batch sizes are refused"),
+        ("return sorted(axes, key=lambda axis: -strides[axis])", "return axes", "channels last stays channels last"),
+    ),
+    *_rows(
+        "measure/timer.py",
+        "measure/test_timer.py",
+        ("* 1e-9 / repeats", "* 1e-9", "a repeated call is divided again"),
+        ("if first >= SHORTEST_SECONDS:", "if True:", "a short call is repeated"),
+    ),
+    *_rows(
+        "profiling/compare.py",
+        "profiling/test_compare.py",
+        (
+            "if p_values[index] > level / (len(p_values) - rank):",
+            "if p_values[index] > level:",
+            "looking at many sizes",
+        ),
+        ("for sign in (1, -1))", "for sign in (-1, 1))", "slower is not faster"),
+        ("if mine and other and mine != other:", "if False:", "unlike profiles are refused"),
+    ),
+    *_rows(
+        "profiling/settings.py",
+        "profiling/test_settings.py",
+        ("delay = target - 2 * call", "delay = target - call", "a request that just missed a batch waits for it"),
+        ("math.floor(delay * 1e6)", "math.floor(delay * 1e3)", "Triton counts microseconds"),
+        ("if mode not in target.modes:", "if False:", "a profile of another mode says nothing"),
+    ),
+    *_rows(
+        "reporting/save.py",
+        "reporting/test_save.py",
+        (
+            'draft = target.with_name(f".{uuid4().hex}.tmp")',
+            "draft = target",
+            "readers see the old file or the new one",
+        ),
+        ("if not target.parent.is_dir():", "if False:", "a missing folder is told"),
+    ),
+    *_rows(
+        "cli/app.py",
+        "cli/test_every_command.py",
+        ("print(f\"error: {' '.join(str(error).split())}\"", 'print(f"error: {error}\\n"', "an error is one line"),
+        ("return DEFECT", "return ANSWER_IS_NO", "a crash is no answer"),
+        ("    if as_json:\n        print_json", "    if False:\n        print_json", "machines get a document"),
+    ),
+    *_rows(
+        "cli/progress.py",
+        "cli/test_progress.py",
+        ("auto_refresh=False", "auto_refresh=True", "no thread runs inside timed calls"),
+        ("if not sys.stderr.isatty():", "if False:", "silent in a pipe"),
+    ),
+    *_rows(
+        "cli/commands/compare.py",
+        "cli/test_compare.py",
+        ("return 1 if comparison.regressions else 0", "return 0", "a regression exits with 1"),
+    ),
+    *_rows(
+        "cli/commands/profile.py",
+        "cli/test_profile.py",
+        ("    check_outputs(outputs)\n", "", "files are checked before anything runs"),
+        ("        keep_samples(measured, outputs)\n", "", "samples are kept when they are too noisy"),
+    ),
+)

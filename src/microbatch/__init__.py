@@ -1,0 +1,98 @@
+"""How a model answers to its batch size: measured, explained, used.
+
+Every public name is listed in ``__all__`` and loaded at its first use, so that ``import microbatch`` costs nothing:
+torch is imported by the first call that measures, matplotlib by the first that draws.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from microbatch.curves.explanation import Explanation
+    from microbatch.curves.profile import Profile
+    from microbatch.errors import (
+        ImplausibleResult,
+        InvalidBatchSizes,
+        InvalidDevice,
+        InvalidModel,
+        InvalidProfile,
+        InvalidQuantity,
+        InvalidSettings,
+        MicrobatchError,
+        ModelFailed,
+        NoAnswer,
+        TooNoisy,
+        UserError,
+    )
+    from microbatch.hardware.device_spec import DeviceSpec
+    from microbatch.profiling.compare import compare
+    from microbatch.profiling.explain import explain
+    from microbatch.profiling.sweep import profile
+    from microbatch.reporting.save import save, show
+    from microbatch.sizes import BatchSizes
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchSizes",
+    "DeviceSpec",
+    "Explanation",
+    "ImplausibleResult",
+    "InvalidBatchSizes",
+    "InvalidDevice",
+    "InvalidModel",
+    "InvalidProfile",
+    "InvalidQuantity",
+    "InvalidSettings",
+    "MicrobatchError",
+    "ModelFailed",
+    "NoAnswer",
+    "Profile",
+    "TooNoisy",
+    "UserError",
+    "compare",
+    "explain",
+    "profile",
+    "save",
+    "show",
+]
+
+_HOMES = {
+    "BatchSizes": "microbatch.sizes",
+    "DeviceSpec": "microbatch.hardware.device_spec",
+    "Explanation": "microbatch.curves.explanation",
+    "ImplausibleResult": "microbatch.errors",
+    "InvalidBatchSizes": "microbatch.errors",
+    "InvalidDevice": "microbatch.errors",
+    "InvalidModel": "microbatch.errors",
+    "InvalidProfile": "microbatch.errors",
+    "InvalidQuantity": "microbatch.errors",
+    "InvalidSettings": "microbatch.errors",
+    "MicrobatchError": "microbatch.errors",
+    "ModelFailed": "microbatch.errors",
+    "NoAnswer": "microbatch.errors",
+    "Profile": "microbatch.curves.profile",
+    "TooNoisy": "microbatch.errors",
+    "UserError": "microbatch.errors",
+    "compare": "microbatch.profiling.compare",
+    "explain": "microbatch.profiling.explain",
+    "profile": "microbatch.profiling.sweep",
+    "save": "microbatch.reporting.save",
+    "show": "microbatch.reporting.save",
+}
+
+# Hidden from type checkers, which would otherwise accept any misspelt name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,1 @@
+"""From a module to its operators: FLOPs, bytes, layers."""

@@ -1,0 +1,101 @@
+"""``microbatch profile``: measure a model's curve on this machine and explain it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from microbatch.cli.options import BYTES, DURATION, as_json_option, objective_options, out_option
+from microbatch.cli.output import answer, check_outputs, keep_samples
+from microbatch.cli.progress import measuring
+from microbatch.errors import NoAnswer
+
+MODES = ("inference", "training")
+
+
+@click.command(short_help="Measure a model on this machine and explain it.")
+@click.argument("model")
+@click.option("--mode", type=click.Choice(MODES), default="inference", show_default=True, help="What is timed.")
+@click.option("--device", default="cpu", show_default=True, help="Where torch runs: cpu, cuda, cuda:1.")
+@click.option("--dtype", help="fp32, tf32, fp16 or bf16; the model's own when left out.")
+@click.option("--budget", type=DURATION, default="60s", show_default=True, metavar="DURATION", help="Time to measure.")
+@click.option("--max-batch", type=click.IntRange(min=1), help="Try no larger batch than this.")
+@click.option("--memory-limit", type=BYTES, metavar="BYTES", help="Stay under this, as in 8GB.")
+@click.option("--batch-dimension", type=int, help="Which dimension of the inputs is the batch; found when left out.")
+@click.option("--compile", "use_compile", is_flag=True, help="Measure the model under torch.compile.")
+@objective_options
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For weights, inputs and order.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads for torch.")
+@out_option
+@as_json_option
+def command(
+    *,
+    model: str,
+    mode: str,
+    device: str,
+    dtype: str | None,
+    budget: float,
+    max_batch: int | None,
+    memory_limit: int | None,
+    batch_dimension: int | None,
+    use_compile: bool,
+    objective: str,
+    latency_target: float | None,
+    seed: int,
+    threads: int | None,
+    outputs: tuple[Path, ...],
+    as_json: bool,
+) -> int:
+    """Measure time and memory by batch size on this machine; name the sizes to use and to avoid.
+
+    MODEL is a built-in (mlp, cnn, transformer, decoder, moe, with settings as in mlp:depth=8,width=1024), or a
+    package.module:callable or file.py:callable that returns a model and an example input.
+
+    \b
+    Example:
+      microbatch profile mlp:depth=8,width=1024 --out mlp.html --out mlp.json
+      microbatch profile my_model.py:build --mode training --latency-target 50ms
+    """
+    check_outputs(outputs)
+    import torch
+
+    from microbatch.models.load import load_model
+    from microbatch.profiling.explain import explain
+    from microbatch.profiling.sweep import profile
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.manual_seed(seed)  # the weights of a built-in model and of a random input
+    with measuring() as progress:
+        loaded = load_model(model, dtype=dtype)
+        measured = profile(
+            loaded.model,
+            _example(loaded.args, loaded.kwargs),
+            mode=mode,
+            device=device,
+            dtype=dtype,
+            budget=budget,
+            max_batch_size=max_batch,
+            memory_limit=memory_limit,
+            batch_dimension=batch_dimension,
+            compile=use_compile,
+            loss=loaded.loss,
+            seed=seed,
+            progress=progress,
+            name=loaded.name,
+            unit=loaded.unit,
+        )
+    try:
+        explanation = explain(measured, objective=objective, latency_target=latency_target)
+    except NoAnswer:
+        keep_samples(measured, outputs)
+        raise
+    answer(explanation, outputs, as_json=as_json)
+    return 0
+
+
+def _example(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """The form that `profile` takes: positional inputs as a tuple, named ones as a dict."""
+    return kwargs if kwargs and not args else args

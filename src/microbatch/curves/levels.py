@@ -1,0 +1,115 @@
+"""From raw samples to one time per batch size: robust against slow outliers and slow drift.
+
+Times are worked on as logarithms, since noise is relative. A sample is either near its size's level or, once in
+a while, slower: never faster. So the level is the mean of the smallest samples, as many of them as a mixture of
+a normal distribution and a one-sided flat tail calls likely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from microbatch.curves.profile import Point
+
+Floats = NDArray[np.float64]
+
+OUTLIER_SHARE = 0.05
+OUTLIER_SPAN = float(np.log(4))
+"""An outlier is taken to be up to four times slower than its size's level."""
+MEDIAN_PAIR_DISTANCE = 0.9539
+"""Median of |x - y| for two draws of a normal distribution with standard deviation 1."""
+SMALLEST_SIGMA = 1e-4
+LEAST_REPEATED = 1 / 3
+"""With fewer sizes measured more than once the noise is not known: each size counts as one time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Levels:
+    """One level per batch size.
+
+    Attributes:
+        batch_sizes: ascending, shape (n,).
+        log_seconds: the level, shape (n,).
+        standard_error: of each level, in log units, shape (n,); zeros where sigma is None.
+        sigma: spread of one sample around its level; None when too few sizes have more than one sample.
+        samples: log samples with the drift between rounds taken out, one array per size.
+    """
+
+    batch_sizes: Floats
+    log_seconds: Floats
+    standard_error: Floats
+    sigma: float | None
+    samples: tuple[Floats, ...]
+
+    @property
+    def seconds(self) -> Floats:
+        return np.exp(self.log_seconds)
+
+
+def find_levels(points: Sequence[Point]) -> Levels:
+    """Levels of points in ascending order of size, each with at least one sample."""
+    batch_sizes = np.array([point.batch_size for point in points], dtype=float)
+    samples = tuple(np.log(np.asarray(point.samples, dtype=float)) for point in points)
+    if sum(len(x) > 1 for x in samples) < LEAST_REPEATED * len(samples):
+        levels = np.array([np.median(x) for x in samples])
+        return Levels(batch_sizes=batch_sizes, log_seconds=levels, standard_error=np.zeros_like(levels),
+                      sigma=None, samples=samples)  # fmt: skip
+    samples = _without_drift(samples, [point.rounds for point in points])
+    sigma = _pair_sigma(samples)
+    for _ in range(3):
+        levels, kept = _trimmed(samples, sigma)
+        sigma = _inlier_sigma(samples, levels, kept, sigma)
+    return Levels(batch_sizes=batch_sizes, log_seconds=levels, standard_error=sigma / np.sqrt(kept),
+                  sigma=sigma, samples=samples)  # fmt: skip
+
+
+def _pair_sigma(samples: Sequence[Floats]) -> float:
+    """Spread of one sample from the median distance of pairs within a size; outliers hardly move it."""
+    distances = [np.abs(x[:, None] - x[None, :])[np.triu_indices(len(x), 1)] for x in samples if len(x) > 1]
+    return max(float(np.median(np.concatenate(distances))) / MEDIAN_PAIR_DISTANCE, SMALLEST_SIGMA)
+
+
+def _trimmed(samples: Sequence[Floats], sigma: float) -> tuple[Floats, Floats]:
+    """The mean of the k smallest samples of each size, and k, for the k with the highest likelihood."""
+    inlier = np.log((1 - OUTLIER_SHARE) / (sigma * np.sqrt(2 * np.pi)))
+    outlier = np.log(OUTLIER_SHARE / OUTLIER_SPAN)
+    levels, kept = np.empty(len(samples)), np.empty(len(samples))
+    for i, x in enumerate(samples):
+        ordered, k = np.sort(x), np.arange(1, len(x) + 1)
+        means = np.cumsum(ordered) / k
+        scatter = np.maximum(np.cumsum(ordered**2) - k * means**2, 0.0)
+        likelihood = k * inlier - scatter / (2 * sigma**2) + (len(x) - k) * outlier
+        best = int(np.argmax(likelihood))
+        levels[i], kept[i] = means[best], k[best]
+    return levels, kept
+
+
+def _inlier_sigma(samples: Sequence[Floats], levels: Floats, kept: Floats, before: float) -> float:
+    freedom = float(np.sum(kept - 1))
+    if freedom < 1:
+        return before
+    scatter = sum(float(np.sum((np.sort(x)[: int(k)] - level) ** 2)) for x, level, k in zip(samples, levels, kept))
+    return max(math.sqrt(scatter / freedom), SMALLEST_SIGMA)
+
+
+def _without_drift(samples: tuple[Floats, ...], rounds: Sequence[tuple[int, ...]]) -> tuple[Floats, ...]:
+    """Samples less the common shift of their round, where rounds are known and hold enough sizes to tell it."""
+    if not all(len(r) == len(x) for r, x in zip(rounds, samples)):
+        return samples
+    flat = np.concatenate(samples)
+    round_of = np.concatenate([np.asarray(r, dtype=int) for r in rounds])
+    size_of = np.repeat(np.arange(len(samples)), [len(x) for x in samples])
+    shift = np.zeros(round_of.max() + 1)
+    for _ in range(3):
+        centred = flat - shift[round_of]
+        medians = np.array([np.median(centred[size_of == i]) for i in range(len(samples))])
+        for r in np.unique(round_of):
+            members = (round_of == r) & (np.bincount(size_of, minlength=len(samples))[size_of] > 1)
+            shift[r] = np.median((flat - medians[size_of])[members]) if members.sum() >= 8 else 0.0
+    shift -= shift.mean()
+    return tuple((flat - shift[round_of])[size_of == i] for i in range(len(samples)))

@@ -1,0 +1,84 @@
+"""Every error that microbatch raises on purpose::
+
+    MicrobatchError                 anything below
+    ├── UserError                   the user's mistake; the command line answers with exit status 2
+    │   ├── InvalidBatchSizes       sizes that do not divide, are not positive, or contradict each other
+    │   ├── InvalidQuantity         text that is not a duration, a size in bytes or a rate
+    │   ├── InvalidDevice           an unknown device, or a device file that breaks the rules of the catalogue
+    │   ├── InvalidProfile          a saved profile or a CSV of times that cannot be used
+    │   ├── InvalidModel            a MODEL that cannot be loaded, or an example that does not fit it
+    │   └── InvalidSettings         options that contradict each other or lie outside their range
+    ├── ModelFailed                 the user's model raised; its text and the last size that worked are kept
+    └── NoAnswer                    no honest answer is possible; the command line answers with exit status 3
+        ├── TooNoisy                the machine is too noisy to tell the sizes apart
+        └── ImplausibleResult       a time faster than the device can be
+
+Each error says what happened with the user's own numbers (``str(error)``) and what to do (``error.remedy``).
+"""
+
+from __future__ import annotations
+
+
+class MicrobatchError(Exception):
+    """Base of the tree.
+
+    Args:
+        message: what happened, in one sentence, with the user's own numbers.
+        remedy: what to do about it, in one sentence; empty when nothing is known.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+    def to_json(self) -> dict[str, dict[str, str]]:
+        """The form that every command prints with ``--json``."""
+        return {"error": {"type": type(self).__name__, "message": self.message, "remedy": self.remedy}}
+
+
+class UserError(MicrobatchError):
+    """The request itself cannot be carried out."""
+
+
+class InvalidBatchSizes(UserError):
+    """Batch sizes that do not divide, are not positive, or contradict each other."""
+
+
+class InvalidQuantity(UserError):
+    """Text that is not a duration, a size in bytes or a rate."""
+
+
+class InvalidDevice(UserError):
+    """An unknown device, or a device file that breaks the rules of the catalogue."""
+
+
+class InvalidProfile(UserError):
+    """A saved profile or a CSV of times that cannot be used."""
+
+
+class InvalidModel(UserError):
+    """A MODEL that cannot be loaded, or an example input that does not fit it."""
+
+
+class InvalidSettings(UserError):
+    """Options that contradict each other or lie outside their range."""
+
+
+class ModelFailed(MicrobatchError):
+    """The user's model raised an exception that is not out-of-memory."""
+
+
+class NoAnswer(MicrobatchError):
+    """An answer would be a guess."""
+
+
+class TooNoisy(NoAnswer):
+    """The machine is too noisy to tell the sizes apart."""
+
+
+class ImplausibleResult(NoAnswer):
+    """A measured time is faster than the device can be."""

@@ -1,0 +1,1 @@
+"""Measures one thing at a time: seconds, bytes, load, peaks."""

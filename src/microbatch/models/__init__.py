@@ -1,0 +1,1 @@
+"""Models to measure: the built-in ones, and the loading of every MODEL form."""

@@ -1,0 +1,346 @@
+"""The article's experiments, measured on this machine: what each plot claims, and whether it holds here.
+
+To add a plot, write its row in `PLOTS`: the models to measure, and a function from their curves to a `Verdict`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from microbatch.curves.profile import ExpertLoad
+from microbatch.errors import InvalidSettings, NoAnswer
+from microbatch.profiling.article_claims import (
+    Curve,
+    Curves,
+    Verdict,
+    judge_convolution,
+    judge_decoder,
+    judge_mlp,
+    judge_moe,
+    judge_widths,
+    read_curve,
+)
+
+if TYPE_CHECKING:
+    from microbatch.models.loaded import Loaded
+
+Measure = Callable[..., Any]
+"""`microbatch.profile`, or what stands in for it."""
+Progress = Callable[[float, str], None]
+Quantity = Literal["seconds", "gain"]
+
+WIDTHS = (64, 128, 256, 512, 2048, 4096)
+"""Beside 1024, which has a plot of its own."""
+CONTEXTS = (32, 256)
+
+LATE = 1.1
+"""Past this many times the budget no further curve is begun."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One curve to measure.
+
+    Attributes:
+        label: its name in the plot, different from every other.
+        model: the MODEL.
+        share: its part of the budget, in proportion to the others.
+        max_batch_size: the largest size that is worth its time.
+        routed: items of the batch whose routing is recorded, for a mixture of experts.
+    """
+
+    label: str
+    model: str
+    share: float
+    max_batch_size: int
+    routed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plot:
+    """One claim of the article.
+
+    Attributes:
+        quantity: what is drawn: seconds per call, or the gain in items per second over the smallest batch.
+        also: labels of earlier plots that are drawn again to compare with.
+    """
+
+    key: str
+    title: str
+    claim: str
+    quantity: Quantity
+    trials: tuple[Trial, ...]
+    judge: Callable[[Curves], Verdict]
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """One claim with its measured curves and the verdict on them."""
+
+    key: str
+    title: str
+    claim: str
+    quantity: Quantity
+    verdict: Verdict
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Article:
+    """Every claim, measured here."""
+
+    sections: tuple[Section, ...]
+    budget: float
+    """Seconds that the measurement was given."""
+    wall_seconds: float
+    """Seconds that it took."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One document: each section with its verdict and, for each curve, the explanation with every raw sample."""
+        return {
+            "schema_version": 1,
+            "budget": self.budget,
+            "wall_seconds": self.wall_seconds,
+            "sections": [_section_json(section) for section in self.sections],
+        }
+
+
+def _section_json(section: Section) -> dict[str, Any]:
+    return {
+        "key": section.key,
+        "title": section.title,
+        "claim": section.claim,
+        **section.verdict.to_json(),
+        "curves": [_curve_json(curve) for curve in section.curves],
+    }
+
+
+def _curve_json(curve: Curve) -> dict[str, Any]:
+    measured = curve.explanation or curve.profile
+    document = measured.to_json() if measured is not None else None
+    return {
+        "label": curve.label,
+        "model": curve.model,
+        "problem": curve.problem,
+        "ridge": msgspec.to_builtins(curve.knee),
+        "overhead_bound": curve.overhead_bound,
+        "routing": msgspec.to_builtins(curve.routing),
+        "profile": document,
+    }
+
+
+def _width_trial(width: int) -> Trial:
+    return Trial(
+        label=f"MLP, width {width}",
+        # As deep as in the article up to 1024; wider layers outgrow every cache by themselves.
+        model=f"mlp:depth={8 if width < 2048 else 2},width={width}",
+        share=6 if width < 2048 else 12,
+        max_batch_size=1024 if width < 2048 else 256,
+    )
+
+
+def _decoder_trial(context: int, *, cache: bool) -> Trial:
+    return Trial(
+        label=f"{'cache' if cache else 'no cache'}, {context} tokens",
+        model=f"decoder:context={context},cache={'true' if cache else 'false'}",
+        share=10 if cache else 12,
+        max_batch_size=128 if cache else max(8, 1024 // context),
+    )
+
+
+def _moe_trial(name: str) -> Trial:
+    return Trial(
+        label=f"{name} routing",
+        model=f"moe:depth=1,experts=64,hidden=256,routing={name.lower()}",
+        share=10,
+        max_batch_size=256,
+        routed=64,
+    )
+
+
+_MLP = Trial(label="MLP, width 1024", model="mlp:depth=8,width=1024", share=24, max_batch_size=512)
+_WIDTH_TRIALS = tuple(_width_trial(width) for width in WIDTHS)
+
+PLOTS: tuple[Plot, ...] = (
+    Plot(
+        key="mlp",
+        title="An MLP of depth 8 and width 1024",
+        claim="Below a certain batch more rows are nearly free, above it the time grows with them.",
+        quantity="seconds",
+        trials=(_MLP,),
+        judge=partial(judge_mlp, label=_MLP.label),
+    ),
+    Plot(
+        key="widths",
+        title="Widths from 64 to 4096",
+        claim="The knee is at the same batch for every width, and small nets stay flat up to 512.",
+        quantity="seconds",
+        trials=_WIDTH_TRIALS,
+        judge=partial(judge_widths, labels=tuple(trial.label for trial in (*_WIDTH_TRIALS, _MLP))),
+        also=(_MLP.label,),
+    ),
+    Plot(
+        key="convolution",
+        title="A convolutional network and a pooling layer",
+        claim="A convolution uses each weight at every position, so batching helps it less than an MLP.",
+        quantity="gain",
+        trials=(
+            Trial(label="cnn", model="cnn", share=12, max_batch_size=128),
+            Trial(label="pooling layer", model="pool", share=8, max_batch_size=256),
+        ),
+        judge=partial(judge_convolution, mlp=_MLP.label),
+        also=(_MLP.label,),
+    ),
+    Plot(
+        key="decoder",
+        title="A decode step with and without a KV cache",
+        claim="A transformer acts as an MLP apart from its KV cache, which grows with the batch and the context.",
+        quantity="gain",
+        trials=tuple(_decoder_trial(context, cache=cache) for cache in (True, False) for context in CONTEXTS),
+        judge=partial(judge_decoder, contexts=CONTEXTS),
+    ),
+    Plot(
+        key="moe",
+        title="A mixture of experts under three routings",
+        claim="The gate of a mixture of experts spreads a batch over the experts unevenly.",
+        quantity="seconds",
+        trials=tuple(_moe_trial(name) for name in ("even", "Zipf", "measured")),
+        judge=judge_moe,
+    ),
+)
+
+
+def run_article(
+    *,
+    budget: float = 200.0,
+    progress: Progress | None = None,
+    measure: Measure | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Article:
+    """Measure every plot of `PLOTS` and judge its claim.
+
+    Args:
+        budget: seconds that the whole may take, about, shared out over the curves.
+        progress: called with the share that is done and what is measured now.
+        measure: what takes a profile; `microbatch.profile` by default.
+        device: where torch runs.
+        seed: for the sampling order.
+        clock: seconds from any start; the curves left share what is left of the budget.
+
+    Raises:
+        InvalidSettings: a budget that is not above zero.
+    """
+    if not 0 < budget < float("inf"):
+        raise InvalidSettings(f"A budget of {budget} seconds is not above zero.", "Give 200 seconds or more.")
+    run = _Run(measure or _profile(), budget, progress or _silent, device, seed, clock)
+    sections = tuple(_section(plot, run) for plot in PLOTS)
+    return Article(sections=sections, budget=budget, wall_seconds=run.elapsed)
+
+
+class _Run:
+    """The curves so far, and how much of the budget is spent."""
+
+    def __init__(
+        self,
+        measure: Measure,
+        budget: float,
+        progress: Progress,
+        device: str,
+        seed: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.curves: dict[str, Curve] = {}
+        self._measure, self._progress, self._device, self._seed = measure, progress, device, seed
+        self._budget, self._clock, self._start = budget, clock, clock()
+        self._whole = self._left = sum(trial.share for plot in PLOTS for trial in plot.trials)
+
+    @property
+    def elapsed(self) -> float:
+        return self._clock() - self._start
+
+    def take(self, trial: Trial) -> Curve:
+        """Measures one curve; a machine too noisy for it leaves a curve that says so."""
+        share, done = trial.share / self._whole, 1 - self._left / self._whole
+
+        def within(fraction: float, text: str) -> None:
+            self._progress(done + share * fraction, f"{trial.label}: {text}")
+
+        within(0.0, "loading")
+        late = self.elapsed > LATE * self._budget
+        self.curves[trial.label] = (
+            Curve(label=trial.label, model=trial.model, problem=f"the {self._budget:.0f} s were used up before it.")
+            if late
+            else self._curve(trial, self._seconds_for(trial), within)
+        )
+        self._left -= trial.share
+        return self.curves[trial.label]
+
+    def _seconds_for(self, trial: Trial) -> float:
+        """Its share of the budget; less when the curves before took longer than theirs, down to a quarter."""
+        planned = trial.share / self._whole * self._budget
+        left = trial.share / self._left * (self._budget - self.elapsed)
+        return min(planned, max(left, planned / 4))
+
+    def _curve(self, trial: Trial, budget: float, progress: Progress) -> Curve:
+        from microbatch.models.load import load_model
+
+        loaded = load_model(trial.model)
+        curve = Curve(label=trial.label, model=trial.model, routing=_routing(loaded, trial.routed))
+        try:
+            profile = self._measure(
+                loaded.model,
+                loaded.args,
+                device=self._device,
+                budget=budget,
+                max_batch_size=trial.max_batch_size,
+                seed=self._seed,
+                progress=progress,
+                name=loaded.name,
+                unit=loaded.unit,
+            )
+        except NoAnswer as error:
+            return replace(curve, problem=error.message)
+        return read_curve(curve, profile)
+
+
+def _routing(loaded: Loaded, items: int | None) -> tuple[ExpertLoad, ...]:
+    """Recorded apart from the profile, at one size for every curve, so that they can be compared."""
+    if items is None:
+        return ()
+    from microbatch.batch.example import with_batch_size
+    from microbatch.models.moe import measure_imbalance
+
+    args, kwargs = with_batch_size(loaded.args, loaded.kwargs, items)
+    return measure_imbalance(loaded.model, args, kwargs, batch_size=items)
+
+
+def _section(plot: Plot, run: _Run) -> Section:
+    curves = [run.take(trial) for trial in plot.trials]
+    return Section(
+        key=plot.key,
+        title=plot.title,
+        claim=plot.claim,
+        quantity=plot.quantity,
+        verdict=plot.judge(run.curves),
+        curves=(*curves, *(run.curves[label] for label in plot.also)),
+    )
+
+
+def _profile() -> Measure:
+    """Torch is loaded only to measure: an article can be read and drawn without it."""
+    from microbatch.profiling.sweep import profile
+
+    return profile
+
+
+def _silent(_: float, __: str) -> None:
+    """No progress is shown."""

@@ -1,0 +1,263 @@
+"""The search over batch sizes: how far to go, which sizes to fill in, which to repeat. Holds what was timed so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from microbatch.batch.oom import is_out_of_memory, release
+from microbatch.curves.cliffs import find_shape
+from microbatch.curves.levels import Floats, find_levels
+from microbatch.curves.profile import Failure, MemoryCurve, Point
+from microbatch.errors import ModelFailed
+from microbatch.measure.load import LoadWatch
+from microbatch.measure.timer import time_call, warm_up
+from microbatch.profiling import grid
+from microbatch.profiling.workload import Workload
+from microbatch.units import format_bytes
+
+Progress = Callable[[float, str], None]
+
+LARGEST_BATCH = 1 << 20
+FIRST_ROUNDS = 3
+MOST_ROUNDS = 40
+SURE = 0.012
+"""Standard error of a size's time at which more rounds tell nothing new: its 90 % interval is then ±2 %."""
+SHARE_OF_ONE_CALL = 1 / 40
+"""No size whose single call takes more than this share of the budget, since it is called some 15 times."""
+SHARE_FOR_GRID = 0.45
+ITEMS_OF_GRID = 32
+"""The grid's items in one round, as a multiple of the largest size: a budget of work, not only of seconds."""
+MOST_BISECTIONS = 24
+SUSPICIOUS = 1.035
+
+
+@dataclass(slots=True)
+class Samples:
+    """What was timed at one size so far."""
+
+    seconds: list[float] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    first_call_seconds: float | None = None
+
+
+class Search:
+    """The state of one measurement."""
+
+    def __init__(
+        self, workload: Workload, *, budget: float, memory: MemoryCurve | None, progress: Progress | None = None
+    ) -> None:
+        self.workload, self.budget, self.memory = workload, budget, memory
+        self._progress, self._start = progress, time.perf_counter()
+        self.samples: dict[int, Samples] = {}
+        self.failures: list[Failure] = []
+        self.round = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._start
+
+    @property
+    def timed_rows(self) -> int:
+        """Items in all timed calls together."""
+        return sum(size * len(found.seconds) for size, found in self.samples.items())
+
+    def say(self, text: str) -> None:
+        """Tell the reader what is being done."""
+        if self._progress is not None:
+            self._progress(min(self.elapsed / self.budget, 0.99), text)
+
+    def measure(self, batch_size: int) -> bool:
+        """One untimed and one timed call at a size; False, with a Failure noted, when it does not run."""
+        known = self.samples.get(batch_size)
+        failure: Failure | None = None
+        try:
+            step = self.workload.prepare(batch_size)
+            first = warm_up(step, self.workload.device)
+            seconds = time_call(step, self.workload.device)
+        except Exception as error:  # whatever the user's model raises ends the search, not the measurement
+            failure = _failure(batch_size, error)
+        if failure is not None:  # outside the except block: the exception holds the frames, and so the memory
+            release(self.workload.device)
+            self.failures.append(failure)
+            self.samples.pop(batch_size, None)
+            return False
+        if known is None:
+            known = self.samples[batch_size] = Samples(first_call_seconds=first)
+        known.seconds.append(seconds)
+        known.rounds.append(self.round)
+        return True
+
+    def measure_round(self, sizes: Iterable[int], text: str) -> None:
+        """Every size once, up in even rounds and down in odd ones, so that drift hits both directions alike."""
+        self.round += 1
+        ordered = sorted(sizes, reverse=self.round % 2 == 1)
+        for size in ordered:
+            self.say(f"{text}, round {self.round}: batch {size}")
+            self.measure(size)
+
+    def points(self) -> tuple[Point, ...]:
+        """The samples as points, in ascending order."""
+        return tuple(
+            Point(
+                batch_size=size,
+                samples=tuple(found.seconds),
+                rounds=tuple(found.rounds),
+                first_call_seconds=found.first_call_seconds,
+            )
+            for size, found in sorted(self.samples.items())
+            if found.seconds
+        )
+
+
+def _failure(batch_size: int, error: Exception) -> Failure:
+    kind = "out_of_memory" if is_out_of_memory(error) else "error"
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return Failure(batch_size=batch_size, kind=kind, text=f"{type(error).__name__}: {text}")
+
+
+def reach(search: Search, top: int) -> str:
+    """Doubles the size until throughput stops rising or something stops it; returns what did."""
+    fits = search.memory.predicted_largest if search.memory and search.memory.predicted_largest is not None else top
+    if fits < 1:
+        memory = search.memory
+        assert memory is not None
+        raise ModelFailed(
+            f"Not even batch 1 fits: it needs {format_bytes(memory.fixed_bytes + memory.bytes_per_item)} and the "
+            f"limit is {format_bytes(memory.limit_bytes)} ({memory.limit_source}).",
+            "Raise the limit or use a smaller model.",
+        )
+    search.round += 1
+    size = 1
+    while size <= top:
+        if size > fits:
+            return _largest_that_fits(search, fits)
+        search.say(f"finding the range: batch {size}")
+        if not search.measure(size):
+            stop = _after_failure(search, size)
+            if stop:
+                return stop
+            size *= 2
+            continue
+        search.measure(size)
+        sizes = sorted(search.samples)
+        if grid.is_saturated(sizes, [min(search.samples[s].seconds) for s in sizes]):
+            return "saturated"
+        if (
+            2 * min(search.samples[size].seconds) > SHARE_OF_ONE_CALL * search.budget
+            or search.elapsed > 0.4 * search.budget
+        ):
+            return "budget"
+        if size == top:
+            break
+        size = min(2 * size, top)
+    return "limit"
+
+
+def _after_failure(search: Search, size: int) -> str:
+    """What a failed size means: the end of the search, or (before any size ran) only a size too small."""
+    failure = search.failures[-1]
+    if failure.kind == "out_of_memory":
+        return _largest_below_failure(search, size)
+    if search.samples:
+        return "error"
+    if size >= max(search.workload.batch_size, 2):
+        raise ModelFailed(f"The model fails at batch {size}: {failure.text}", "Mend the model, or its example.")
+    return ""
+
+
+def _largest_that_fits(search: Search, fits: int) -> str:
+    """Runs the predicted largest size, so that it is known and not only computed."""
+    last = max(search.samples, default=0)
+    if fits <= last:
+        return "memory"
+    seconds = min(search.samples[last].seconds) * fits / last if last else 0.0
+    if 6 * seconds > search.budget - search.elapsed:
+        return "budget"
+    search.say(f"the largest that fits: batch {fits}")
+    return "memory" if search.measure(fits) else _largest_below_failure(search, fits)
+
+
+def _largest_below_failure(search: Search, failed: int) -> str:
+    """Bisects between the largest size that ran and the smallest that did not, to within 5 %."""
+    while True:
+        low, high = max(search.samples, default=0), failed
+        if low == 0 and failed == 1:
+            text = search.failures[-1].text
+            raise ModelFailed(f"Not even batch 1 fits: {text}", "Use a smaller model or raise the limit.")
+        if high - low <= max(1, low // 20):
+            return "memory"
+        middle = (low + high) // 2
+        search.say(f"the largest that fits: batch {middle}")
+        if not search.measure(middle):
+            if search.failures[-1].kind != "out_of_memory":
+                return "error"
+            failed = middle
+
+
+def refine(search: Search, watch: LoadWatch) -> None:
+    """Fills the grid, narrows what looks like a cliff, and repeats until every size is sure."""
+    sizes = sorted(search.samples)
+    top = sizes[-1]
+    seconds_of = grid.estimate(sizes, [min(search.samples[size].seconds) for size in sizes])
+    left = search.budget - search.elapsed
+    chosen = grid.choose_sizes(
+        grid.levels_of_detail(top), seconds_of, allowance=SHARE_FOR_GRID * left, rounds=FIRST_ROUNDS,
+        largest_items=ITEMS_OF_GRID * top,
+    )  # fmt: skip
+    for _ in range(FIRST_ROUNDS):
+        search.measure_round(set(chosen) | set(search.samples), "the grid")
+        watch.sample()
+    _narrow(search)
+    _repeat(search, watch)
+
+
+def _narrow(search: Search) -> None:
+    """Bisects intervals with a jump until its exact batch is known."""
+    tried: set[int] = set()
+    for _ in range(MOST_BISECTIONS):
+        if search.elapsed > 0.7 * search.budget:
+            return
+        points = search.points()
+        if len(points) < 5:
+            return
+        levels = find_levels(points)
+        shape = find_shape(levels)
+        sizes = [point.batch_size for point in points]
+        suspects = [
+            (sizes[i - 1], sizes[i])
+            for i in shape.edges
+            if abs(shape.log_excess[i] + np.log(sizes[i] / sizes[i - 1]) - _smooth_rise(shape.smooth.base, i))
+            > max(np.log(SUSPICIOUS), 3 * shape.standard_error[i])
+        ]
+        new = [size for size in grid.next_bisection(sizes, suspects) if size not in tried]
+        if not new:
+            return
+        tried.update(new)
+        for _ in range(FIRST_ROUNDS):
+            neighbours = {s for size in new for s in _around(sizes, size)}
+            search.measure_round({*new, *neighbours}, "narrowing a jump")
+
+
+def _smooth_rise(base: Floats, index: int) -> float:
+    return float(base[index] - base[index - 1])
+
+
+def _around(sizes: list[int], size: int) -> tuple[int, int]:
+    return max(s for s in sizes if s < size), min(s for s in sizes if s > size)
+
+
+def _repeat(search: Search, watch: LoadWatch) -> None:
+    """More rounds of the sizes whose time is not yet known well enough, while the budget lasts."""
+    for _ in range(MOST_ROUNDS):
+        levels = find_levels(search.points())
+        unsure = [int(size) for size, error in zip(levels.batch_sizes, levels.standard_error) if error > SURE]
+        cost = sum(2 * float(np.exp(levels.log_seconds[list(levels.batch_sizes).index(size)])) for size in unsure)
+        if not unsure or search.elapsed + cost > 0.85 * search.budget:
+            return
+        search.measure_round(unsure, "repeating")
+        watch.sample()

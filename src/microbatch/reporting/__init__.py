@@ -1,0 +1,1 @@
+"""Results as text, pictures, one HTML page, JSON."""

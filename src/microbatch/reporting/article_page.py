@@ -1,0 +1,126 @@
+"""An article as text, as one HTML page that opens offline, and as a folder with its pictures and its data."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+
+from microbatch import __version__
+from microbatch.errors import InvalidSettings
+from microbatch.profiling.article import Article, Section
+from microbatch.profiling.article_claims import Curve, time_lost
+from microbatch.reporting.article_picture import draw_section, has_curves
+from microbatch.reporting.canvas import image, inline_svg
+from microbatch.reporting.palette import PALETTES
+from microbatch.reporting.save import pretty_json, write_whole
+from microbatch.units import format_number, format_percent, format_seconds
+
+_MARKS = {True: "holds", False: "does not hold", None: "no answer"}
+
+
+def article_to_text(article: Article) -> str:
+    """Each claim and what this machine says to it."""
+    lines = [line for section in article.sections for line in (section.title, *_spoken(section), "")]
+    held = sum(section.verdict.holds is True for section in article.sections)
+    lines.append(
+        f"{held} of {len(article.sections)} claims hold here; measured in {format_seconds(article.wall_seconds)}."
+    )
+    return "\n".join(lines)
+
+
+def _spoken(section: Section) -> list[str]:
+    notes = [f"  Note: {curve.label}: {curve.problem}" for curve in section.curves if curve.problem]
+    return [f"  Claim: {section.claim}", f"  {section.verdict.sentence}", *notes]
+
+
+def article_to_html(article: Article) -> str:
+    """One page with every plot as inline SVG, in light and dark, for narrow and wide screens; no external address."""
+    return _template().render(
+        version=__version__,
+        light=PALETTES["light"],
+        dark=PALETTES["dark"],
+        took=format_seconds(article.wall_seconds),
+        machine=_machine(article),
+        sections=[_part(section) for section in article.sections],
+    )
+
+
+def save_article(article: Article, folder: Path) -> tuple[Path, ...]:
+    """Writes article.html, article.json and each plot as SVG and PNG; makes the folder where it is missing.
+
+    Raises:
+        InvalidSettings: the folder cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InvalidSettings(f"The folder {str(folder)!r} cannot be made: {why}.", "Choose another.") from error
+    contents = {
+        "article.html": article_to_html(article).encode(),
+        "article.json": pretty_json(article.to_json()),
+    }
+    for section in filter(has_curves, article.sections):
+        figure = draw_section(section)
+        contents |= {f"{section.key}.{form}": image(figure, form) for form in ("svg", "png")}
+    for name, content in contents.items():
+        write_whole(folder / name, content)
+    return tuple(folder / name for name in contents)
+
+
+def _part(section: Section) -> dict[str, object]:
+    return {
+        "key": section.key,
+        "title": section.title,
+        "claim": section.claim,
+        "mark": _MARKS[section.verdict.holds],
+        "sentence": section.verdict.sentence,
+        "figure": _figure(section) if has_curves(section) else "",
+        "problems": [f"{curve.label}: {curve.problem}" for curve in section.curves if curve.problem],
+        "columns": ("curve", "layer", "tokens", "experts hit", "busiest over mean", "dropped", "lost to imbalance"),
+        "rows": [row for curve in section.curves for row in _routing_rows(curve)],
+    }
+
+
+def _figure(section: Section) -> Markup:
+    wide, narrow = (
+        inline_svg(draw_section(section, width=width, heading=False), f"{section.key}-{width}", variables=True)
+        for width in ("wide", "narrow")
+    )
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(Markup(wide), Markup(narrow))
+
+
+def _routing_rows(curve: Curve) -> list[tuple[str, ...]]:
+    return [
+        (
+            curve.label,
+            load.layer,
+            format_number(load.tokens),
+            f"{load.distinct_experts} of {len(load.tokens_per_expert)}",
+            format_number(load.load_factor),
+            format_number(load.dropped),
+            "" if (lost := time_lost(load)) is None else f"{'−' if lost < 0 else ''}{format_percent(abs(lost))}",
+        )
+        for load in curve.routing
+    ]
+
+
+def _machine(article: Article) -> str:
+    """Device, threads and torch of the first curve that was measured."""
+    profiles = (curve.profile for section in article.sections for curve in section.curves)
+    environment = next((profile.environment for profile in profiles if profile is not None), None)
+    if environment is None:
+        return "an unknown machine"
+    threads = f", {environment.threads} threads" if environment.threads else ""
+    torch = f", torch {environment.versions['torch']}" if "torch" in environment.versions else ""
+    return f"{environment.device or 'an unnamed device'}{threads}{torch}"
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    source = files("microbatch.reporting").joinpath("article.html.jinja").read_text(encoding="utf-8")
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(source)

@@ -1,0 +1,1 @@
+"""Time from arithmetic: tiles, waves, roofs. No torch in here."""

@@ -1,0 +1,110 @@
+"""Every code block of the README and of the docs runs, in the order of its page and in one folder per page.
+
+A block that cannot run carries its reason in a comment on the line before: ``<!-- not run: installs ... -->``.
+A Python block whose first line is a file's name (``# my_model.py``) is saved under that name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BUDGET = "4s"
+"""What `profile` gets when a page leaves the budget at its minute."""
+
+TOO_NOISY = r"(?m)^error: One call varies|TooNoisy: "
+"""The one honest way for a block to fail: the library refuses to guess, on the command line and from Python."""
+
+COMMAND = f"""#!/bin/sh
+# The installed command, with a small budget where the page leaves it out.
+case "$1 $*" in
+    profile*--budget*) ;;
+    "profile "*) set -- "$@" --budget {BUDGET} ;;
+esac
+exec "{sys.executable}" -m microbatch "$@"
+"""
+
+_BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<kind>python|sh)\n(?P<code>.*?)^```$", re.M | re.S
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block; `reason` is empty when it runs."""
+
+    kind: str
+    code: str
+    reason: str
+
+
+def blocks_of(text: str) -> list[Block]:
+    return [Block(m["kind"], m["code"], (m["reason"] or "").strip()) for m in _BLOCK.finditer(text)]
+
+
+def run_block(block: Block, folder: Path) -> None:
+    """Run one block in `folder`, or save it there when it is a file."""
+    saved = re.match(r"# (\w+\.py)\n", block.code)
+    if saved:
+        (folder / saved[1]).write_text(block.code, encoding="utf-8")
+        return
+    start = [sys.executable, "-c"] if block.kind == "python" else ["sh", "-euc"]
+    environment = os.environ | {
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+        "MPLBACKEND": "Agg",
+    }
+    done = subprocess.run(
+        [*start, block.code], cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    if done.returncode and re.search(TOO_NOISY, done.stderr):
+        pytest.skip(f"this machine is too noisy now: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, f"{block.code}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    command = tmp_path / "bin" / "microbatch"
+    command.parent.mkdir()
+    command.write_text(COMMAND)
+    command.chmod(0o755)
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        if not block.reason:
+            run_block(block, tmp_path)
+
+
+def test_the_readme_reaches_success_before_line_25(root: Path) -> None:
+    lines = (root / "README.md").read_text(encoding="utf-8").splitlines()[:24]
+    assert any(line.startswith("microbatch profile ") for line in lines)
+    assert any(re.match(r"Use batch \d+\.", line) for line in lines)
+
+
+def test_blocks_and_reasons_are_found() -> None:
+    text = "```sh\nls\n```\n<!-- not run: needs a GPU -->\n```python\n1 / 0\n```\n```text\nUse batch 8.\n```\n"
+    assert blocks_of(text) == [Block("sh", "ls\n", ""), Block("python", "1 / 0\n", "needs a GPU")]
+
+
+def test_a_block_that_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        run_block(Block("python", "1 / 0\n", ""), tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert missing == []
+
+
+def test_every_page_is_in_the_table_of_contents(root: Path) -> None:
+    listed = set(re.findall(r"^[\w-]+$", (root / "docs" / "index.md").read_text(encoding="utf-8"), re.M))
+    pages = {page.stem for page in (root / "docs").glob("*.md")} - {"index"}
+    assert pages == listed
