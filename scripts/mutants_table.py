@@ -175,4 +175,35 @@ MUTANTS: tuple[Mutant, ...] = (
         ("    check_outputs(outputs)\n", "", "files are checked before anything runs"),
         ("        keep_samples(measured, outputs)\n", "", "samples are kept when they are too noisy"),
     ),
+    *_rows(
+        "curves/codec.py",
+        "curves/test_codec.py",
+        ("if not (math.isfinite(seconds) and seconds > 0):", "if False:", "times are above zero"),
+        ("if len(set(sizes)) < len(sizes):", "if False:", "no size comes twice"),
+    ),
+    *_rows(
+        "curves/objective.py",
+        "curves/test_objective.py",
+        ("NEAR_BEST = 0.98", "NEAR_BEST = 0.9", "within 2 % of the best"),
+        ("np.argmax(batch_sizes / seconds**2)", "np.argmax(batch_sizes / seconds)", "throughput over latency"),
+        ("larger[np.argmax(pays)]", "larger[-1]", "pad to the smallest size that pays"),
+    ),
+    *_rows(
+        "curves/cliffs.py",
+        "curves/test_cliffs.py",
+        ("2 * np.log(len(spread)) + 6)", "0.1)", "a smooth curve has no cliff"),
+        ("slope = np.diff(smooth.base) -", "slope = -np.diff(smooth.base) -", "excess is the time per item"),
+    ),
+    *_rows(
+        "profiling/explain.py",
+        "profiling/test_explain.py",
+        ("if error > NOISIEST_LEVEL and levels.sigma is not None:", "if False:", "too noisy is said"),
+        ("if gemm is not None and device is None:", "if False:", "a shape says nothing without a device"),
+    ),
+    *_rows(
+        "measure/budget.py",
+        "measure/test_budget.py",
+        ("return min(rooms) if rooms else None", "return max(rooms) if rooms else None", "the tightest group counts"),
+        ("return max(0, int(limit)", "return (int(limit)", "a group over its limit has no room"),
+    ),
 )

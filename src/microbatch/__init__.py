@@ -89,6 +89,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        importlib.import_module("microbatch.reporting.notebook")  # so that any result can show itself in a notebook
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value

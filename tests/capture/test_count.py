@@ -317,7 +317,7 @@ def test_hooks_are_gone_after_an_error() -> None:
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("computed", [False, True])
 def test_the_model_is_left_as_it_was(mode: str, computed: bool) -> None:
-    tail: nn.Module = _Loops() if computed else nn.Dropout(0.5)
+    tail = nn.Sequential(*([_Loops()] if computed else []), nn.Dropout(0.5))
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), tail).train()
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 7)

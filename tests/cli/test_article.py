@@ -10,7 +10,8 @@ import pytest
 
 from microbatch.cli.app import run
 from microbatch.profiling.article import Article, Section
-from microbatch.profiling.article_claims import Curve, Verdict
+from microbatch.profiling.article_claims import Verdict
+from microbatch.profiling.article_curve import Curve
 from tests.cli.examples import an_explanation
 
 

@@ -55,6 +55,7 @@ BROKEN = {
     "zero.csv": ("batch_size,seconds\n1,0\n", "0.0 seconds"),
     "negative.csv": ("batch_size,seconds\n1,-2\n", "-2.0 seconds"),
     "short.csv": ("batch_size,seconds\n1\n", "'' is not a number"),
+    "one_row.csv": ("batch_size,seconds\n8,0.1\n", "one batch size, 8"),
     "no_rows.csv": ("batch_size,seconds\n", "no batch size"),
     "broken.json": ("{", "not a saved profile"),
     "other.json": ('{"points": 3}', "not a saved profile"),

@@ -51,6 +51,7 @@ def test_zone_ends_where_the_throughput_before_it_is_reached_again() -> None:
     sizes = np.array([64, 72, 80, 96, 128, 160], dtype=float)
     throughput = np.array([100, 70, 80, 99, 101, 120], dtype=float)
     assert sizes[objective.zone_end(sizes, sizes / throughput, 1)] == 96
+    assert sizes[objective.zone_end(sizes, sizes / throughput, 1, pad=3)] == 80
 
 
 @pytest.mark.parametrize("period", [4, 32, 128])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from microbatch.errors import InvalidSettings
-from microbatch.measure.dtypes import TORCH_DTYPES, dtype_name, precision, torch_dtype
+from microbatch.measure.dtypes import dtype_name, precision, torch_dtype
+from microbatch.models.load import TORCH_DTYPES
 from microbatch.units import DTYPE_BYTES
 
 

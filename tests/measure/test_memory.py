@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode
 
-from microbatch.measure.memory import Prediction, Running, highest, measure_peak_bytes, memory_curve, predict_peak
+from microbatch.errors import NoAnswer
+from microbatch.measure.memory import Prediction, Predictor, Running, highest, measure_peak_bytes, memory_curve
 from microbatch.measure.storages import LiveStorages, bytes_of
 
 WIDTH = 32
@@ -23,14 +24,20 @@ def chain(depth: int) -> nn.Sequential:
 
 
 def predicted(model: nn.Module, batch: int, *, train: bool) -> Prediction:
-    def build(mode: FakeTensorMode) -> Running:
-        with FakeCopyMode(mode):
-            fake = copy.deepcopy(model)
-        x = torch.empty(batch, WIDTH)
-        optimizer = torch.optim.Adam(fake.parameters()) if train else None
-        return Running(step=step_of(fake, x, optimizer), model=fake, optimizer=optimizer, example=(x,))
+    predictor = Predictor()
+    fake, optimizer = faked(predictor, model, train=train)
+    return predictor.peak(lambda: running(fake, batch, optimizer), batch)
 
-    return predict_peak(build, batch)
+
+def faked(predictor: Predictor, model: nn.Module, *, train: bool) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    with predictor.mode, FakeCopyMode(predictor.mode):
+        fake = copy.deepcopy(model)
+    return fake, torch.optim.Adam(fake.parameters()) if train else None
+
+
+def running(model: nn.Module, batch: int, optimizer: torch.optim.Optimizer | None) -> Running:
+    x = torch.ones(batch, WIDTH)
+    return Running(step=step_of(model, x, optimizer), model=model, optimizer=optimizer, example=(x,))
 
 
 def step_of(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer | None) -> Callable[[], object]:
@@ -49,11 +56,9 @@ def step_of(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer | None
 
 
 def measured(model: nn.Module, batch: int, *, train: bool) -> int:
-    x = torch.randn(batch, WIDTH)
-    optimizer = torch.optim.Adam(model.parameters()) if train else None
-    running = Running(step=step_of(model, x, optimizer), model=model, optimizer=optimizer, example=(x,))
-    running.step()
-    return measure_peak_bytes(running.step, held=running.held())
+    found = running(model, batch, torch.optim.Adam(model.parameters()) if train else None)
+    found.step()
+    return measure_peak_bytes(found.step, held=found.held())
 
 
 @pytest.mark.parametrize("batch", [1, 5, 64])
@@ -81,6 +86,15 @@ def test_adams_state_stands_beside_the_activations_of_the_next_step() -> None:
     prediction = predicted(chain(4), batch, train=True)
     assert by_hand <= prediction.peak_bytes <= by_hand + 64
     assert prediction.peak_bytes == pytest.approx(measured(chain(4), batch, train=True), rel=1e-4)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_one_predictor_answers_for_many_sizes(train: bool) -> None:
+    predictor, model = Predictor(), chain(3)
+    fake, optimizer = faked(predictor, model, train=train)
+    for batch in (64, 1, 7, 64):
+        found = predictor.peak(lambda size=batch: running(fake, size, optimizer), batch)  # type: ignore[misc]
+        assert found == predicted(model, batch, train=train)
 
 
 def test_the_parts_add_up_to_the_peak() -> None:
@@ -143,7 +157,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: Convolves(nn.Conv2d(8, 32, 3, padding=1), nn.ReLU()),
     "odd channels": lambda: Convolves(nn.Conv2d(8, 10, 3, padding=1), nn.ReLU()),
     "depthwise": lambda: Convolves(nn.Conv2d(8, 8, 3, padding=1, groups=8)),
+    "pointwise alone": lambda: Convolves(nn.Conv2d(8, 8, 1)),
     "pointwise": lambda: Convolves(nn.Conv2d(8, 32, 1), nn.BatchNorm2d(32), nn.ReLU()),
+    "upsampled": lambda: Convolves(nn.Upsample(scale_factor=2), nn.Conv2d(8, 8, 1)),
     "strided": lambda: Convolves(nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3)),
 }
 
@@ -156,6 +172,29 @@ def test_predictions_meet_measurements(name: str, batch: int, train: bool) -> No
     model = MODELS[name]().train(train)
     prediction = predicted(model, batch, train=train).peak_bytes
     assert prediction == pytest.approx(measured(model, batch, train=train), rel=0.05)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.cell(x.unsqueeze(0))[0]
+        return result
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (Recurrent(), r"cell \(LSTM\)"),
+        (Convolves(nn.ConvTranspose2d(8, 8, 2)), "aten::convolution"),
+        (Convolves(nn.Unflatten(1, (2, 4)), nn.Conv3d(2, 2, 2)), "aten::convolution"),
+    ],
+)
+def test_what_is_not_known_is_refused(model: nn.Module, text: str) -> None:
+    with pytest.raises(NoAnswer, match=text):
+        predicted(model, 4, train=False)
 
 
 def test_predicting_leaves_the_model_and_its_gradients_alone() -> None:

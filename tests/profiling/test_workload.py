@@ -139,6 +139,33 @@ def test_training_does_forward_backward_and_a_step() -> None:
         assert not torch.equal(weights["norm.running_mean"], before["norm.running_mean"]), "it did run in training mode"
 
 
+def test_a_step_that_failed_leaves_no_gradients_to_the_next() -> None:
+    def loss(output: Tensor, batch: Any) -> tuple[Tensor, int]:
+        output.sum().backward(retain_graph=True)
+        raise MemoryError
+
+    with Workload(nn.Linear(8, 4), (X,), mode="training", loss=loss) as workload:
+        with pytest.raises(MemoryError):
+            workload.prepare(2)()
+        assert any(p.grad is not None for p in workload.model.parameters())
+        workload.prepare(1)
+        assert all(p.grad is None for p in workload.model.parameters())
+
+
+def test_a_model_that_fake_tensors_cannot_follow_raises_and_can_be_asked_again() -> None:
+    class Depends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.sum().item() if len(x) > 4 else x
+
+    with Workload(Depends(), (X,)) as workload:
+        assert workload.predict_peak(3).peak_bytes > 0
+        for _ in range(2):
+            with pytest.raises(Exception, match="_local_scalar_dense"):
+                workload.predict_peak(8)
+        assert workload.predict_peak(3).batch_size == 3
+        assert torch.as_tensor(workload.prepare(8)()).shape == (8, 8)
+
+
 def test_frozen_parts_stay_in_eval_mode() -> None:
     model = Net()
     model.norm.eval()

@@ -14,7 +14,8 @@ import pytest
 from microbatch.curves.profile import Environment, ExpertLoad, Point, Profile
 from microbatch.errors import InvalidSettings
 from microbatch.profiling.article import Article, Section
-from microbatch.profiling.article_claims import Curve, Verdict, read_curve
+from microbatch.profiling.article_claims import Verdict
+from microbatch.profiling.article_curve import Curve, read_curve
 from microbatch.reporting.article_page import article_to_html, article_to_text, save_article
 from microbatch.reporting.article_picture import STROKES, curve_label, draw_section
 from microbatch.reporting.palette import PALETTES
@@ -47,6 +48,7 @@ def article() -> Article:
     curves = (
         _curve("wide", 4e-3, 1e-4),
         _curve("small", 1e-4, 1e-6, overhead=0.9),
+        replace(_curve("restless", 1e-3, 1e-5), explanation=None, problem="One call varies by 30 %."),
         Curve(label="<noisy>", model="mlp", problem="The machine is too noisy."),
     )
     sections = (
@@ -60,7 +62,7 @@ def article() -> Article:
             verdict=Verdict(holds=False, sentence="Does not hold here: even."),
         ),
         Section(
-            key="third", title="Nothing", claim="?", quantity="gain", curves=(curves[2],),
+            key="third", title="Nothing", claim="?", quantity="gain", curves=(curves[3],),
             verdict=Verdict(holds=None, sentence="No answer here: too noisy."),
         ),
     )  # fmt: skip
@@ -73,6 +75,7 @@ def test_text_says_each_claim_and_its_verdict(article: Article) -> None:
         assert section.claim in text and section.verdict.sentence in text
     assert "1 of 3 claims hold here" in text
     assert "<noisy>: The machine is too noisy." in text
+    assert "1 of 4 curves are too noisy to tell cliffs. One call varies by 30 %." in text
 
 
 def test_page_is_whole_and_needs_nothing_from_outside(article: Article) -> None:
@@ -92,7 +95,7 @@ def test_ids_in_the_page_are_unique(article: Article) -> None:
 
 
 def test_legend_names_ridges_and_overhead(article: Article) -> None:
-    wide, small, _ = article.sections[0].curves
+    wide, small, *_ = article.sections[0].curves
     assert curve_label(wide).startswith("wide: ridge 4") or curve_label(wide).startswith("wide: ridge 39")
     assert curve_label(small).endswith(", overhead-bound")
     assert curve_label(Curve(label="x", model="y")) == "x: no ridge"
@@ -102,7 +105,7 @@ def test_picture_draws_each_curve_and_a_diamond_on_its_ridge(article: Article) -
     section = article.sections[0]
     axes = draw_section(section).axes[0]
     lines = axes.get_lines()
-    assert [list(line.get_xdata()) for line in lines if len(line.get_xdata()) > 1] == [list(SIZES)] * 2  # type: ignore[arg-type]
+    assert [list(line.get_xdata()) for line in lines if len(line.get_xdata()) > 1] == [list(SIZES)] * 3  # type: ignore[arg-type]
     diamonds = [line for line in lines if line.get_marker() == "D"]
     ridges = [curve.ridge for curve in section.curves if curve.ridge]
     assert [line.get_xdata()[0] for line in diamonds] == ridges  # type: ignore[index]
@@ -124,7 +127,7 @@ def test_a_section_without_curves_has_no_picture(article: Article) -> None:
 
 
 def test_strokes_are_told_apart_and_enough_for_every_plot() -> None:
-    from microbatch.profiling.article import PLOTS
+    from microbatch.profiling.article_plots import PLOTS
 
     assert len({stroke.colour for stroke in STROKES}) == len(STROKES) == len({stroke.mark for stroke in STROKES})
     assert len({stroke.dash for stroke in STROKES}) == len(STROKES)

@@ -8,8 +8,6 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from microbatch.curves.profile import SCHEMA_VERSION, Point, Profile
 from microbatch.errors import InvalidProfile
 
@@ -21,6 +19,8 @@ FORM = "Give a profile saved by microbatch (.json) or a CSV with the columns bat
 
 def dump_profile(profile: Profile) -> bytes:
     """The JSON form; `load_profile` reads it back without loss."""
+    import msgspec
+
     return msgspec.json.format(msgspec.json.encode(profile), indent=1)
 
 
@@ -52,6 +52,8 @@ def _read(path: Path) -> bytes:
 
 
 def _from_json(path: Path, content: bytes) -> Profile:
+    import msgspec
+
     try:
         profile = msgspec.json.decode(content, type=Profile)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -80,6 +82,8 @@ def _from_csv(path: Path, content: bytes) -> Profile:
     for line, row in rows[1:]:
         size, seconds = (row[column].strip() if column < len(row) else "" for column in columns)
         samples[_size(path, line, size)].append(_seconds(path, line, seconds))
+    if len(samples) == 1:
+        raise InvalidProfile(f"{path} holds one batch size, {next(iter(samples))}: no curve.", "Measure at least two.")
     points = tuple(Point(batch_size=size, samples=tuple(times)) for size, times in samples.items())
     return Profile(points=points, source="csv", model=path.name)
 

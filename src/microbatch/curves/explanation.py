@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from microbatch.curves.profile import Profile
+from microbatch.notebook import notebook_form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,8 +181,13 @@ class Explanation:
         """The point at a measured size."""
         return next(point for point in self.points if point.batch_size == batch_size)
 
+    def _repr_html_(self) -> str | None:
+        return notebook_form(self)
+
     def to_json(self) -> dict[str, Any]:
         """The profile's own document with the explanation's keys added: it can be loaded as a profile again."""
+        import msgspec  # only writing needs it
+
         document = self.profile.to_json()
         own: dict[str, Any] = msgspec.to_builtins(self)
         del own["profile"]

@@ -53,7 +53,10 @@ class Smooth:
 
 def template(batch_sizes: Floats, ridge: float | Floats, p: float | Floats) -> Floats:
     """log((ridge^p + b^p)^(1/p)), without overflow at large p."""
-    result: Floats = np.logaddexp(p * np.log(ridge), p * np.log(batch_sizes)) / p
+    fixed, growing = np.log(ridge), np.log(batch_sizes)
+    with np.errstate(under="ignore"):
+        beside = np.log1p(np.exp(-p * np.abs(fixed - growing))) / p
+    result: Floats = np.maximum(fixed, growing) + beside
     return result
 
 

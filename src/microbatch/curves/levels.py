@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ def find_levels(points: Sequence[Point]) -> Levels:
     batch_sizes = np.array([point.batch_size for point in points], dtype=float)
     samples = tuple(np.log(np.asarray(point.samples, dtype=float)) for point in points)
     if sum(len(x) > 1 for x in samples) < LEAST_REPEATED * len(samples):
-        levels = np.array([np.median(x) for x in samples])
+        levels = np.log([median(point.samples) for point in points])
         return Levels(batch_sizes=batch_sizes, log_seconds=levels, standard_error=np.zeros_like(levels),
                       sigma=None, samples=samples)  # fmt: skip
     samples = _without_drift(samples, [point.rounds for point in points])

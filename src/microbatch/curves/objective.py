@@ -51,13 +51,16 @@ def pad_target(batch_sizes: Floats, seconds: Floats, index: int) -> int | None:
     return int(larger[np.argmax(pays)]) if pays.any() else None
 
 
-def zone_end(batch_sizes: Floats, seconds: Floats, start: int) -> int:
-    """Index of the last size of the zone that a cliff at index `start` opens: until the throughput from before the
-    cliff is reached again.
+def zone_end(batch_sizes: Floats, seconds: Floats, start: int, pad: int | None = None) -> int:
+    """Index of the last size of the zone that a cliff at index `start` opens.
+
+    It ends before the size that reaches the throughput from before the cliff again, or before index `pad`, the
+    size that those in the zone had better be padded to.
     """
     throughput = batch_sizes / seconds
     recovered = np.flatnonzero(throughput[start:] >= throughput[start - 1])
-    return start + int(recovered[0]) - 1 if len(recovered) else len(seconds) - 1
+    end = start + int(recovered[0]) if len(recovered) else len(seconds)
+    return min(end, len(seconds) if pad is None else pad) - 1
 
 
 def common_period(edges: Sequence[tuple[int, int]], sizes: Sequence[int]) -> int | None:

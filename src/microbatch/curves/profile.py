@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 SCHEMA_VERSION = 1
 
 
@@ -169,7 +167,7 @@ class Environment:
 class Profile:
     """Times and memory of one model by batch size, on one device, with every raw sample.
 
-    Load it with `load`, write it with ``microbatch.save(profile, "profile.json")``.
+    Write it with ``microbatch.save(profile, "profile.json")``; every function that takes a profile takes that path.
     """
 
     points: tuple[Point, ...]
@@ -208,6 +206,8 @@ class Profile:
         return tuple(point.batch_size for point in self.points)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers; ``from_json`` reads them back without loss."""
+        """Plain dicts, lists and numbers; `microbatch.curves.codec.load_profile` reads them back without loss."""
+        import msgspec  # only writing needs it: measuring works with torch and numpy alone
+
         result: dict[str, Any] = msgspec.to_builtins(self)
         return result

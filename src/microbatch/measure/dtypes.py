@@ -8,15 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from microbatch.errors import InvalidSettings
-
-TORCH_DTYPES: dict[str, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
-"""Dtypes that a model can be run in; tf32 is stored as fp32 and multiplied by tensor cores."""
+from microbatch.models.load import TORCH_DTYPES
 
 
 def torch_dtype(name: str) -> torch.dtype:

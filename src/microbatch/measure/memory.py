@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity
 
 from microbatch.curves.profile import MemoryCurve
+from microbatch.errors import NoAnswer
 from microbatch.measure.budget import memory_budget as memory_budget
 from microbatch.measure.output import without_lines
 from microbatch.measure.storages import LiveStorages, bytes_of
@@ -95,29 +96,46 @@ def highest(changes: Iterable[int]) -> int:
     return top
 
 
-def predict_peak(build: Callable[[FakeTensorMode], Running], batch_size: int, *, calls: int = 2) -> Prediction:
-    """Peak of a step without running it: the storages that are alive while it runs on fake tensors.
+class Predictor:
+    """Peaks of steps without running them: the storages that are alive while the steps run on fake tensors.
 
-    Fake tensors know shape, dtype and device and hold no values, so this costs neither memory nor arithmetic.
-    Two calls, since an optimizer's state appears at the end of the first and stands beside the activations of the
-    second.
+    Fake tensors know shape, dtype and device and hold no values, so this costs neither memory nor arithmetic. Model
+    and optimizer are made once; every size then takes one step, the first size two, since an optimizer's state
+    appears at the end of the first step and stands beside the activations of the second.
 
-    Args:
-        build: makes model, optimizer and example out of fake tensors; called within the mode that it is given.
-        batch_size: noted in the result.
-        calls: steps to follow.
-
-    Raises:
-        Exception: whatever the model raises on fake tensors, as for control flow that depends on values.
+    Attributes:
+        mode: the mode that the fake tensors belong to.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, LiveStorages() as live:
-        running = build(mode)
-        live.note(running.held())
-        live.peak = live.now  # what building took does not count
-        for _ in range(calls):
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._live = LiveStorages()
+        self._warm = False
+
+    def peak(self, build: Callable[[], Running], batch_size: int) -> Prediction:
+        """The peak of one step.
+
+        Args:
+            build: gives the step on fake tensors; the same model and optimizer at every call.
+            batch_size: noted in the result.
+
+        Raises:
+            NoAnswer: a layer whose kernels hold memory that no formula gives (on a CPU: LSTM, transposed and 3-d
+                convolutions).
+            Exception: whatever the model raises on fake tensors, as for control flow that depends on values.
+        """
+        with self.mode, self._live as live:
+            running = build()
+            _check_known(running.model)
+            live.note(running.held())
+            if not self._warm:
+                running.step()
+                self._warm = True
+            live.peak = live.now  # what building took does not count
             running.step()
-        parts = _parts(running)
-        return Prediction(batch_size=batch_size, peak_bytes=live.peak, parts=_with_activations(parts, live.peak))
+            if live.unknown:
+                raise _unknown(", ".join(sorted(live.unknown)))
+            return Prediction(batch_size=batch_size, peak_bytes=live.peak, parts=_parts(running, live.peak))
 
 
 def memory_curve(
@@ -161,20 +179,28 @@ def _changes(profiler: torch.profiler.profile) -> list[int]:
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]  # type: ignore[attr-defined]
 
 
-def _parts(running: Running) -> dict[str, int]:
+def _parts(running: Running, peak: int) -> dict[str, int]:
     parameters = list(running.model.parameters())
     gradients = [parameter for parameter in parameters if parameter.requires_grad and running.optimizer is not None]
-    return {
+    parts = {
         "weights": bytes_of(parameters),
         "gradients": sum(parameter.numel() * parameter.element_size() for parameter in gradients),
         "optimizer": bytes_of(_state(running.optimizer)),
         "buffers": bytes_of(running.model.buffers()),
         "example": bytes_of(running.example),
     }
-
-
-def _with_activations(parts: dict[str, int], peak: int) -> dict[str, int]:
     return parts | {"activations": max(0, peak - sum(parts.values()))}
+
+
+def _check_known(model: nn.Module) -> None:
+    """An LSTM runs as one oneDNN operator on a CPU and as many small ones on fake tensors."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LSTM) and any(weight.device.type == "cpu" for weight in module.parameters()):
+            raise _unknown(f"{name or 'the model'} (LSTM)")
+
+
+def _unknown(what: str) -> NoAnswer:
+    return NoAnswer(f"The memory that {what} takes on a CPU cannot be predicted.", "Measure it at small sizes.")
 
 
 def _state(optimizer: Optimizer | None) -> list[Tensor]:

@@ -20,13 +20,22 @@ def scratch_bytes(operator: Any, args: Sequence[Any], result: object) -> int:
     return formula(arguments, result)
 
 
+def is_unknown(operator: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator holds scratch that no formula here gives: transposed and 3-d convolutions on a CPU."""
+    name = getattr(operator, "name", str)().partition(".")[0]
+    if name not in ("aten::convolution", "aten::convolution_backward") or args[0].device.type != "cpu":
+        return False
+    arguments = {argument.name: value for argument, value in zip(operator._schema.arguments, args)}
+    return bool(arguments["transposed"]) or arguments["input"].dim() > 4
+
+
 def _convolution(given: dict[str, Any], result: object) -> int:
     """Copies of input, weight and output in the layout of the kernel, or the native kernel's columns."""
     assert isinstance(result, Tensor)
     backend = _backend(given, given["bias"])
     if backend == _ConvBackend.Slow2d:
         return _columns(given, result)
-    if backend != _ConvBackend.Mkldnn or _is_plain_product(given):
+    if backend != _ConvBackend.Mkldnn:
         return 0
     source, weight, output = _blocked(given, result)
     if _is_channels_last(given["input"]):
@@ -39,7 +48,7 @@ def _convolution_backward(given: dict[str, Any], _: object) -> int:
     backend = _backend(given, None)
     if backend == _ConvBackend.Slow2d:
         return _columns(given, given["grad_output"]) if wants_weight else 0
-    if backend != _ConvBackend.Mkldnn or _is_plain_product(given):
+    if backend != _ConvBackend.Mkldnn:
         return 0
     source, weight, output = _blocked(given, given["grad_output"])
     if _is_channels_last(given["input"]):
@@ -85,11 +94,6 @@ def _is_pointwise(weight: Tensor) -> bool:
     return math.prod(weight.shape[2:]) == 1
 
 
-def _is_plain_product(given: dict[str, Any]) -> bool:
-    """A filter of one position at stride 1 is a matrix product over the tensors as they are."""
-    return _is_pointwise(given["weight"]) and set(given["stride"]) == {1} and given["groups"] == 1
-
-
 def _is_channels_last(source: Tensor) -> bool:
     return source.dim() == 4 and not source.is_contiguous() and source.is_contiguous(memory_format=torch.channels_last)
 
@@ -114,6 +118,11 @@ def _attention(given: dict[str, Any], result: object) -> int:
 def _scores(source: Tensor, heads: int) -> int:
     """Bytes of the score matrix of self-attention, batch first: B·H·S·S."""
     return source.shape[0] * heads * source.shape[1] ** 2 * source.element_size()
+
+
+def _upsample(given: dict[str, Any], result: object) -> int:
+    """Input and output are copied into channels last, where the fast kernel works."""
+    return 0 if _is_channels_last(given["self"]) else _size(given["self"]) + _size(result)
 
 
 def _batch_norm(given: dict[str, Any], _: object) -> int:
@@ -146,5 +155,8 @@ _SCRATCH: dict[str, Callable[[dict[str, Any], object], int]] = {
     "aten::_transformer_encoder_layer_fwd": _encoder_layer,
     "aten::_native_multi_head_attention": _attention,
     "aten::native_batch_norm": _batch_norm,
+    "aten::upsample_nearest2d": _upsample,
+    "aten::_upsample_nearest_exact2d": _upsample,
+    "aten::upsample_bilinear2d": _upsample,
     "aten::mm": _product,
 }

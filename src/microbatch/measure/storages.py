@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from microbatch.measure.scratch import scratch_bytes
+from microbatch.measure.scratch import is_unknown, scratch_bytes
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -29,17 +29,19 @@ class LiveStorages(TorchDispatchMode):
     Attributes:
         now: bytes alive.
         peak: most bytes that were alive at once.
+        unknown: operators whose own scratch is not known, so that `peak` is too low.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
+        self.unknown: set[str] = set()
         self._alive: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Iterable[type],
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -47,6 +49,8 @@ class LiveStorages(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.note(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         self.peak = max(self.peak, self.now + scratch_bytes(func, args, result))
+        if is_unknown(func, args):
+            self.unknown.add(func.name())
         return result
 
     def note(self, tensors: Iterable[Tensor]) -> None:

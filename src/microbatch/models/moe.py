@@ -17,7 +17,6 @@ from microbatch.errors import InvalidSettings
 from microbatch.models.loaded import Loaded
 from microbatch.models.routing import PLANTED, PLANTED_ROWS_PER_EXPERT, ExpertChoice, Routing, TokenChoice, by_expert
 
-
 EXAMPLE_TOKENS = 512
 """The example holds many different tokens: repeating two of them would send a large batch to the same few experts."""
 
@@ -151,7 +150,7 @@ def measure_imbalance(
     kwargs: Mapping[str, object],
     *,
     batch_size: int | None = None,
-    rounds: int = 7,
+    rounds: int = 15,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[ExpertLoad, ...]:
     """How each mixture-of-experts layer spreads this batch, and its time against the same tokens spread evenly.

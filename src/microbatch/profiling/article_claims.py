@@ -3,121 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import log
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from microbatch.curves.cliffs import find_shape
-from microbatch.curves.explanation import Explanation, Fit, Ridge
-from microbatch.curves.levels import find_levels
-from microbatch.curves.profile import ExpertLoad, Profile
-from microbatch.curves.ridge import find_fit, find_ridge
-from microbatch.errors import NoAnswer
-from microbatch.profiling.explain import OVERHEAD_BOUND, explain
+from microbatch.curves.profile import ExpertLoad
+from microbatch.profiling.article_curve import Curve
 from microbatch.roofline.routing import expected_distinct_experts, zipf_probabilities
 from microbatch.units import format_number, format_percent, format_seconds
 
 SAME_KNEE = 2.0
 """Ridges within this factor of each other count as one knee: batches are tried in doublings."""
-FLAT = 2.0
-"""A curve is flat up to the last size that takes less than this many times as long as the smallest."""
 HALF = 0.5
 """Growth of log time over log batch: below it more than half of every doubling is free, 1 is in proportion."""
 UNEVEN = 1.1
 """Tokens of the busiest expert over the mean from which a batch is spread unevenly."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """One measured line of a plot.
-
-    Attributes:
-        label: its name in the plot.
-        model: the MODEL that was measured.
-        profile: the measurement; None where the machine gave none.
-        explanation: what it means; None where it was too noisy to tell cliffs.
-        seconds: level of the time of one call by batch size, outliers taken out.
-        knee: the ridge with its interval, which is wide where the machine was noisy.
-        fit: the smooth curve; None with too few sizes.
-        overhead_bound: most of the fixed part is spent outside operators, so the knee says nothing about memory.
-        routing: how the mixture-of-experts layers spread a batch of the same size in every curve of the plot.
-        problem: why the profile or the explanation is missing.
-    """
-
-    label: str
-    model: str
-    profile: Profile | None = None
-    explanation: Explanation | None = None
-    seconds: dict[int, float] = field(default_factory=dict)
-    knee: Ridge = field(default_factory=Ridge)
-    fit: Fit | None = None
-    overhead_bound: bool = False
-    routing: tuple[ExpertLoad, ...] = ()
-    problem: str = ""
-
-    @property
-    def ridge(self) -> float | None:
-        """The batch where fixed and growing time are equal."""
-        return self.knee.value
-
-    @property
-    def gains(self) -> dict[int, float]:
-        """Items per second over those at the smallest size, by batch size."""
-        seconds = self.seconds
-        first = min(seconds, default=1)
-        return {size: size / first * seconds[first] / taken for size, taken in seconds.items()}
-
-    @property
-    def gain(self) -> float:
-        """How many times more items per second the best size gives than the smallest."""
-        return max(self.gains.values())
-
-    @property
-    def flat_to(self) -> int:
-        """The last size before the time first reaches `FLAT` times that of the smallest."""
-        seconds = self.seconds
-        first = min(seconds)
-        slow = [size for size, taken in seconds.items() if taken >= FLAT * seconds[first]]
-        return max(size for size in seconds if size < min(slow, default=max(seconds) + 1))
-
-    def growth(self, low: float, high: float) -> float | None:
-        """Slope of log time over log batch between the outermost measured sizes in [low, high]; 1 is in proportion."""
-        inside = sorted(size for size in self.seconds if low <= size <= high)
-        if len(inside) < 2:
-            return None
-        first, last = inside[0], inside[-1]
-        return log(self.seconds[last] / self.seconds[first]) / log(last / first)
-
-
-def read_curve(curve: Curve, profile: Profile) -> Curve:
-    """The curve with what its measurement says.
-
-    A knee and a gain need less than a cliff does: where the machine is too noisy to tell cliffs, they are still
-    read, and the interval of the knee shows how well it is known.
-    """
-    levels = find_levels(profile.points)
-    shape = find_shape(levels)
-    fit, knee = find_fit(levels, shape), find_ridge(levels, shape)
-    seconds = {point.batch_size: float(level) for point, level in zip(profile.points, levels.seconds, strict=True)}
-    read = replace(
-        curve,
-        profile=profile,
-        seconds=seconds,
-        knee=knee,
-        fit=fit,
-        overhead_bound=knee.value is not None and _is_overhead(profile, fit),
-    )
-    try:
-        return replace(read, explanation=explain(profile))
-    except NoAnswer as error:
-        return replace(read, problem=error.message)
-
-
-def _is_overhead(profile: Profile, fit: Fit | None) -> bool:
-    known = [point.overhead_seconds for point in profile.points if point.overhead_seconds is not None]
-    return bool(known and fit) and min(known) > OVERHEAD_BOUND * (fit.fixed_seconds if fit else 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,21 +73,31 @@ def judge_widths(curves: Curves, labels: tuple[str, ...]) -> Verdict:
         return Verdict(
             holds=None, sentence=f"No answer here: {len(large)} of {len(chosen)} widths show a ridge of their own."
         )
-    ridges = [curve.ridge for curve in large if curve.ridge is not None]
-    spread = max(ridges) / min(ridges)
+    ridges = {curve.label: curve.ridge for curve in large if curve.ridge is not None}
+    spread = max(ridges.values()) / min(ridges.values())
     flat = {curve.label: curve.flat_to for curve in small}
+    known = f"the ridges of {_listed(list(ridges))} lie between {format_number(min(ridges.values()))} and "
+    known += f"{format_number(max(ridges.values()))}, a factor of {format_number(spread)}"
+    if spread > SAME_KNEE >= _surest_spread(large):
+        return Verdict(holds=None, sentence=f"No answer here: {known}, and their intervals are too wide to tell.")
     return _verdict(
-        spread <= SAME_KNEE and all(size >= _ARTICLE_FLAT for size in flat.values()),
-        f"the ridges of {_listed([curve.label for curve in large])} lie between {format_number(min(ridges))} and "
-        f"{format_number(max(ridges))}, a factor of {format_number(spread)}; {_flat_sentence(flat)}",
-        ridges={curve.label: curve.ridge for curve in large},
+        spread <= SAME_KNEE and all(size >= ARTICLE_FLAT for size in flat.values()),
+        f"{known}; {_flat_sentence(flat)}",
+        ridges=ridges,
         spread=spread,
         overhead_bound_flat_to=flat,
     )
 
 
-_ARTICLE_FLAT = 512
+ARTICLE_FLAT = 512
 """The size up to which small nets are said to stay flat: part of the claim, not a result."""
+
+
+def _surest_spread(curves: list[Curve]) -> float:
+    """The factor that lies between two ridges at least, by their intervals."""
+    lows = [curve.knee.low or curve.ridge or 1 for curve in curves]
+    highs = [curve.knee.high or curve.ridge or 1 for curve in curves]
+    return max(lows) / min(highs)
 
 
 def _flat_sentence(flat: dict[str, int]) -> str:
@@ -253,14 +164,14 @@ def judge_moe(curves: Curves) -> Verdict:
     own, zipf = loads["measured"], loads["Zipf"]
     expected = expected_distinct_experts(zipf_probabilities(len(zipf.tokens_per_expert), _top_k(zipf)), zipf.tokens)
     parts = [
-        f"{name} routing wakes {load.distinct_experts}, its busiest has {format_number(load.load_factor)} times the "
-        f"mean, and its layer {_lost(load)}"
+        f"{name} routing wakes {load.distinct_experts}, and its busiest has {format_number(load.load_factor)} times "
+        f"the mean{_lost(load) if name != 'even' else ''}"
         for name, load in loads.items()
     ]
     return _verdict(
         own.load_factor > UNEVEN,
         f"of {len(own.tokens_per_expert)} experts and {format_number(own.tokens)} tokens, {'; '.join(parts)}. "
-        f"(The formula for Zipf routing expects {format_number(expected)} experts.)",
+        f"The formula for Zipf routing expects {format_number(expected)} experts{_doubt(loads['even'])}.",
         routing={name: _figures(load) for name, load in loads.items()},
         expected_distinct_zipf=expected,
     )
@@ -282,8 +193,14 @@ def time_lost(load: ExpertLoad) -> float | None:
 def _lost(load: ExpertLoad) -> str:
     lost = time_lost(load)
     if lost is None:
-        return "was not timed"
-    return f"is {format_percent(abs(lost))} {'slower' if lost >= 0 else 'faster'} than with even routing"
+        return ""
+    return f", its layer {format_percent(abs(lost))} {'slower' if lost >= 0 else 'faster'} than with even routing"
+
+
+def _doubt(even: ExpertLoad) -> str:
+    """Even routing timed against itself shows how far these times can be trusted."""
+    lost = time_lost(even)
+    return "" if lost is None else f"; even routing against itself differs by {format_percent(abs(lost))}"
 
 
 def _figures(load: ExpertLoad) -> dict[str, Any]:

@@ -62,10 +62,18 @@ def _tile_or_wave(jump: Jump) -> tuple[str, str] | None:
     if jump.device is None or jump.gemm is None:
         return None
     k, n = jump.gemm
+    size = jump.after.batch_size
     found = explain_jump(
-        jump.before.batch_size, jump.after.batch_size, k=k, n=n, spec=jump.device,
-        seconds_before=jump.seconds_before, seconds_after=jump.seconds_after, dtype=jump.profile.dtype,
-    )  # fmt: skip
+        jump.before.batch_size,
+        size,
+        k=k,
+        n=n,
+        spec=jump.device,
+        seconds_before=jump.seconds_before,
+        seconds_after=jump.seconds_after,
+        dtype=jump.profile.dtype,
+        gemms=max(1.0, (jump.after.flops or 0.0) / (2.0 * size * k * n)),
+    )
     return (found.kind, found.sentence) if found else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -121,7 +122,7 @@ def _check_noise(levels: Levels) -> None:
 
 def _display(profile: Profile, levels: Levels) -> tuple[Floats, Floats]:
     """The median of each size, and half of its 90 % interval in log units (0 with one sample per size)."""
-    medians = np.array([np.median(point.samples) for point in profile.points])
+    medians = np.array([median(point.samples) for point in profile.points])
     if levels.sigma is None:
         return medians, np.zeros_like(medians)
     counts = np.array([len(point.samples) for point in profile.points])
@@ -203,7 +204,7 @@ def _cliffs(
             Cliff(
                 batch_size=after,
                 from_size=before,
-                to_size=int(sizes[choose.zone_end(sizes, levels.seconds, i)]),
+                to_size=int(sizes[choose.zone_end(sizes, levels.seconds, i, pad)]),
                 ratio=_ratio(levels, shape, i),
                 excess=excess,
                 excess_low=excess * float(np.exp(-half)) if levels.sigma is not None else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,6 +65,11 @@ class Search:
     def timed_rows(self) -> int:
         """Items in all timed calls together."""
         return sum(size * len(found.seconds) for size, found in self.samples.items())
+
+    @property
+    def largest(self) -> int:
+        """The largest size that ran."""
+        return max(self.samples)
 
     def say(self, text: str) -> None:
         """Tell the reader what is being done."""
@@ -199,14 +204,14 @@ def _largest_below_failure(search: Search, failed: int) -> str:
             failed = middle
 
 
-def refine(search: Search, watch: LoadWatch) -> None:
+def refine(search: Search, watch: LoadWatch, edges: Sequence[int] = ()) -> None:
     """Fills the grid, narrows what looks like a cliff, and repeats until every size is sure."""
     sizes = sorted(search.samples)
     top = sizes[-1]
     seconds_of = grid.estimate(sizes, [min(search.samples[size].seconds) for size in sizes])
     left = search.budget - search.elapsed
     chosen = grid.choose_sizes(
-        grid.levels_of_detail(top), seconds_of, allowance=SHARE_FOR_GRID * left, rounds=FIRST_ROUNDS,
+        grid.levels_of_detail(top, edges), seconds_of, allowance=SHARE_FOR_GRID * left, rounds=FIRST_ROUNDS,
         largest_items=ITEMS_OF_GRID * top,
     )  # fmt: skip
     for _ in range(FIRST_ROUNDS):

@@ -16,12 +16,14 @@ from microbatch.curves.levels import find_levels
 from microbatch.curves.objective import smallest_near_best
 from microbatch.curves.profile import Environment, ExpertLoad, MemoryCurve, Peaks, Point, Profile
 from microbatch.errors import ImplausibleResult, InvalidSettings
+from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.measure.load import LoadWatch
 from microbatch.measure.peaks import measure_peaks
 from microbatch.models.moe import measure_imbalance
 from microbatch.profiling import gather
 from microbatch.profiling.search import LARGEST_BATCH, Progress, Search, reach, refine
 from microbatch.profiling.workload import Loss, MakeOptimizer, Workload
+from microbatch.roofline.tiles import predicted_edges
 from microbatch.units import format_rate
 
 MOST_JUMPS = 4
@@ -90,10 +92,19 @@ def profile(
         search = Search(workload, budget=budget, memory=memory, progress=progress)
         stopped_by = reach(search, max_batch_size or LARGEST_BATCH)
         watch.sample()
-        refine(search, watch)
+        refine(search, watch, _wave_edges(model, peaks, search.largest))
         environment = watch.stop()
         model_name = name or type(model).__name__
         return _assemble(search, workload, peaks, stopped_by, environment=environment, model=model_name, unit=unit)
+
+
+def _wave_edges(model: nn.Module, peaks: Peaks, up_to: int) -> tuple[int, ...]:
+    """Sizes at which the widest linear layer needs one more wave; empty where there are no multiprocessors."""
+    widths = [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)]
+    if not widths or peaks.multiprocessors is None:
+        return ()
+    spec = DeviceSpec(name="here", flops={}, bandwidth=0.0, multiprocessors=peaks.multiprocessors)
+    return predicted_edges(spec, max(widths), up_to)
 
 
 def _check(budget: float, max_batch_size: int | None, memory_limit: int | None) -> None:

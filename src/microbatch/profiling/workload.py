@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -17,17 +17,14 @@ from torch.optim import Adam, Optimizer
 from microbatch.batch.example import Dimension, can_change, find_batch_size, map_tensors, tensors_in, with_batch_size
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.measure.dtypes import dtype_name, precision, torch_dtype
-from microbatch.measure.memory import Prediction, Running, measure_peak_bytes, predict_peak
+from microbatch.measure.memory import Prediction, Predictor, Running, measure_peak_bytes
 from microbatch.profiling.loss import Loss as Loss
 from microbatch.profiling.loss import loss_of
+from microbatch.profiling.optimizers import MakeOptimizer as MakeOptimizer
+from microbatch.profiling.optimizers import as_on_device, still, trainable
 from microbatch.profiling.saved import keep_compiling, keep_model, keep_random
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
-
 MODES = ("inference", "training")
-
-_LEARNING_RATE = 1e-12
-"""Small enough that hundreds of steps on one batch leave the values, and so the time, as they are."""
 
 
 class Workload:
@@ -92,6 +89,8 @@ class Workload:
         self.dtype = dtype or _dtype_of(self.model)
         self._set_mode()
         self._optimizer = still(self._make_optimizer(trainable(self.model))) if mode == "training" else None
+        self._predictor: Predictor | None = None
+        self._fake: tuple[nn.Module, Optimizer | None] | None = None
         self._compiling = self._undo.enter_context(keep_compiling()) if compile else None
         self._forward: Callable[..., Any] = torch.compile(self.model, dynamic=False) if compile else self.model
 
@@ -106,21 +105,32 @@ class Workload:
         return self._running(batch_size).step
 
     def _running(self, batch_size: int) -> Running:
+        if self._optimizer is not None:  # a step that failed may have left gradients behind
+            self._optimizer.zero_grad(set_to_none=True)
         args, kwargs = self.example(batch_size)
         step = self._step(self._forward, self._optimizer, args, kwargs, batch_size)
         example = tuple(tensors_in((args, kwargs)))
         return Running(step=step, model=self.model, optimizer=self._optimizer, example=example)
 
-    def _fake(self, mode: FakeTensorMode, batch_size: int) -> Running:
-        """The same, of fake tensors; the model is not compiled."""
-        with FakeCopyMode(mode):
-            model = copy.deepcopy(self.model)
-        optimizer = still(self._make_optimizer(trainable(model))) if self.mode == "training" else None
-        if optimizer is not None and self.device.type == "cuda":
-            _as_on_device(optimizer)
+    def _fake_running(self, batch_size: int) -> Running:
+        assert self._predictor is not None
+        mode = self._predictor.mode
+        if self._fake is None:
+            self._fake = self._fake_model(mode)
+        model, optimizer = self._fake
         args, kwargs = map_tensors(*self.example(batch_size), lambda _, tensor: _as_fake(mode, tensor))
         step = self._step(model, optimizer, args, kwargs, batch_size)
         return Running(step=step, model=model, optimizer=optimizer, example=tuple(tensors_in((args, kwargs))))
+
+    def _fake_model(self, mode: FakeTensorMode) -> tuple[nn.Module, Optimizer | None]:
+        with FakeCopyMode(mode):
+            model = copy.deepcopy(self.model)
+        if self.mode == "inference":
+            return model, None
+        optimizer = still(self._make_optimizer(trainable(model)))
+        if self.device.type == "cuda":
+            as_on_device(optimizer)
+        return model, optimizer
 
     def example(self, batch_size: int) -> tuple[tuple[object, ...], dict[str, object]]:
         """The example as (args, kwargs) of that batch size, where the model is and in its dtype."""
@@ -137,8 +147,18 @@ class Workload:
         return measure_peak_bytes(running.step, self.device, held=running.held())
 
     def predict_peak(self, batch_size: int) -> Prediction:
-        """The same without running it, see `microbatch.measure.memory.predict_peak`."""
-        return predict_peak(lambda mode: self._fake(mode, batch_size), batch_size)
+        """The same without running it, see `microbatch.measure.memory.Predictor`; the model is not compiled.
+
+        Raises:
+            Exception: whatever the model raises on fake tensors, as for control flow that depends on values.
+        """
+        if self._predictor is None:
+            self._predictor, self._fake = Predictor(), None
+        try:
+            return self._predictor.peak(lambda: self._fake_running(batch_size), batch_size)
+        except Exception:
+            self._predictor = None  # it was left in the middle of a step
+            raise
 
     @property
     def compile_count(self) -> int | None:
@@ -228,35 +248,6 @@ def structure_of(model: nn.Module) -> str:
             for key, tensor in tensors(recurse=False):
                 digest.update(f" {kind} {key} {tuple(tensor.shape)}\n".encode())
     return digest.hexdigest()
-
-
-def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that training changes.
-
-    Raises:
-        InvalidModel: there are none.
-    """
-    found = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not found:
-        raise InvalidModel("The model has no parameter to train.", "Profile it with mode='inference'.")
-    return found
-
-
-def still(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer with a learning rate that moves nothing: the work of a step, without its effect."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(_LEARNING_RATE)
-        else:
-            group["lr"] = _LEARNING_RATE
-    return optimizer
-
-
-def _as_on_device(optimizer: Optimizer) -> None:
-    """On CUDA, optimizers treat all parameters at once by default, with temporaries as large; not on fake tensors."""
-    for group in optimizer.param_groups:
-        if group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True
 
 
 def _as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:

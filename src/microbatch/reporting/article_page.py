@@ -12,7 +12,8 @@ from markupsafe import Markup
 from microbatch import __version__
 from microbatch.errors import InvalidSettings
 from microbatch.profiling.article import Article, Section
-from microbatch.profiling.article_claims import Curve, time_lost
+from microbatch.profiling.article_claims import time_lost
+from microbatch.profiling.article_curve import Curve
 from microbatch.reporting.article_picture import draw_section, has_curves
 from microbatch.reporting.canvas import image, inline_svg
 from microbatch.reporting.palette import PALETTES
@@ -33,8 +34,23 @@ def article_to_text(article: Article) -> str:
 
 
 def _spoken(section: Section) -> list[str]:
-    notes = [f"  Note: {curve.label}: {curve.problem}" for curve in section.curves if curve.problem]
-    return [f"  Claim: {section.claim}", f"  {section.verdict.sentence}", *notes]
+    return [
+        f"  Claim: {section.claim}",
+        f"  {section.verdict.sentence}",
+        *(f"  Note: {note}" for note in _notes(section)),
+    ]
+
+
+def _notes(section: Section) -> list[str]:
+    """Curves that are missing, each with its reason, and how many were too noisy for cliffs."""
+    missing = [f"{curve.label}: {curve.problem}" for curve in section.curves if curve.profile is None]
+    noisy = [curve for curve in section.curves if curve.profile is not None and curve.explanation is None]
+    told = (
+        f"{len(noisy)} of {len(section.curves)} curves are too noisy to tell cliffs. {noisy[0].problem}"
+        if noisy
+        else ""
+    )
+    return [*missing, *([told] if told else [])]
 
 
 def article_to_html(article: Article) -> str:
@@ -80,7 +96,7 @@ def _part(section: Section) -> dict[str, object]:
         "mark": _MARKS[section.verdict.holds],
         "sentence": section.verdict.sentence,
         "figure": _figure(section) if has_curves(section) else "",
-        "problems": [f"{curve.label}: {curve.problem}" for curve in section.curves if curve.problem],
+        "notes": _notes(section),
         "columns": ("curve", "layer", "tokens", "experts hit", "busiest over mean", "dropped", "lost to imbalance"),
         "rows": [row for curve in section.curves for row in _routing_rows(curve)],
     }

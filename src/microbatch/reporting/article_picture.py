@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 
 from microbatch.errors import InvalidSettings
 from microbatch.profiling.article import Section
-from microbatch.profiling.article_claims import Curve
+from microbatch.profiling.article_curve import Curve
 from microbatch.reporting.canvas import Sheet, Width, label_ticks, log_axes, padded, size_ticks, style, value_ticks
 from microbatch.reporting.marks import write_title
 from microbatch.reporting.palette import Theme
 from microbatch.reporting.picture import tick_text
 from microbatch.units import format_number, format_seconds
 
-_QUANTITIES = {"seconds": "time per call", "gain": "items per second over those at the smallest batch"}
+_QUANTITIES = {"seconds": "time per call", "gain": "items per second, smallest batch = 1"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ def draw_section(section: Section, *, width: Width = "wide", theme: Theme = "lig
         _axes(axes, section, measured, sheet, colours)
         for curve, stroke in zip(measured, STROKES):
             _line(axes, curve, _values(section, curve), stroke, colours)
-        write_title(axes, textwrap.shorten(_QUANTITIES[section.quantity], sheet.letters), colours, sheet)
+        write_title(axes, _QUANTITIES[section.quantity], colours, sheet)
         figure.legend(loc="outside lower left", ncols=_legend_columns(sheet), columnspacing=1.4)
         if heading:
             figure.suptitle(textwrap.fill(section.title, sheet.letters), fontsize=sheet.font, x=0.01, ha="left")

@@ -1,0 +1,13 @@
+"""Registers the notebook form of results. Light to import: the page itself is made when a cell shows it."""
+
+from __future__ import annotations
+
+from microbatch.curves.explanation import Explanation
+from microbatch.notebook import notebook_form
+
+
+@notebook_form.register
+def _(result: Explanation) -> str:
+    from microbatch.reporting.page import to_notebook
+
+    return to_notebook(result)
