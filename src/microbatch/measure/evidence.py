@@ -51,7 +51,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start < merged[-1][1]:
-            merged[-1] = (merged[-1][0], end)
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
             merged.append((start, end))
     return merged
