@@ -58,6 +58,11 @@ def test_estimates_meet_the_measured_and_grow_in_proportion_beyond() -> None:
     assert abs(seconds_of(200) - 8.0) < 1e-9
 
 
+def test_within_takes_the_cheapest_that_fit() -> None:
+    assert grid.within([(3.0, 30), (1.0, 10), (2.0, 20)], 3.5) == [10, 20]
+    assert grid.within([(3.0, 30)], 2.0) == []
+
+
 def test_bisection_halves_at_tile_edges_and_ends_at_neighbours() -> None:
     assert grid.next_bisection([64, 128], [(64, 128)]) == [96]
     assert grid.next_bisection([128, 129], [(128, 129)]) == []

@@ -25,6 +25,9 @@ OUTLIER_SPAN = float(np.log(4))
 MEDIAN_PAIR_DISTANCE = 0.9539
 """Median of |x - y| for two draws of a normal distribution with standard deviation 1."""
 SMALLEST_SIGMA = 1e-4
+LARGEST_DRIFT = 0.35
+"""Log units. A round slower than that was disturbed, not drifting: sizes suffer unequally, so its samples are left to
+count as slow outliers."""
 LEAST_REPEATED = 1 / 3
 """With fewer sizes measured more than once the noise is not known: each size counts as one time."""
 
@@ -111,6 +114,7 @@ def _without_drift(samples: tuple[Floats, ...], rounds: Sequence[tuple[int, ...]
         medians = np.array([np.median(centred[size_of == i]) for i in range(len(samples))])
         for r in np.unique(round_of):
             members = (round_of == r) & (np.bincount(size_of, minlength=len(samples))[size_of] > 1)
-            shift[r] = np.median((flat - medians[size_of])[members]) if members.sum() >= 8 else 0.0
+            common = float(np.median((flat - medians[size_of])[members])) if members.sum() >= 8 else 0.0
+            shift[r] = common if abs(common) < LARGEST_DRIFT else 0.0
     shift -= shift.mean()
     return tuple((flat - shift[round_of])[size_of == i] for i in range(len(samples)))

@@ -21,7 +21,8 @@ from microbatch.measure.timer import synchronize
 _CALL = "microbatch.call"
 _NOT_OPERATORS = ("autograd::", "microbatch.")
 _COMPILED = "## Call CompiledFxGraph"
-"""A graph of torch.compile: its kernels are not recorded one by one, so the whole counts as one operator."""
+"""A graph of torch.compile: its kernels are not recorded one by one, so the whole counts as one operator.
+Its full name ends with a hash that differs from size to size."""
 
 Interval = tuple[float, float]
 
@@ -66,7 +67,9 @@ def kernel_names(call: Callable[[], object], device: torch.device | str = "cpu")
     kind = torch.device(device).type
     events = [event for event in _timeline(call, device) if _is_work(event, kind)]
     spans = [(event.start_thread_id(), event.start_ns(), event.end_ns(), event.name()) for event in events]
-    names = _by_value(own_times(spans))
+    names = tuple(
+        dict.fromkeys(_COMPILED if name.startswith(_COMPILED) else name for name in _by_value(own_times(spans)))
+    )
     return names if kind != "cpu" else names + implementations(_verbose(call))
 
 

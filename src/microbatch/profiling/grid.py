@@ -11,7 +11,7 @@ SecondsOf = Callable[[int], float]
 """Estimated seconds of one call at a batch size."""
 
 EXACT_GAP = 1.15
-SMALLEST_GAIN = 1.02
+SMALLEST_GAIN = 1.03
 FEWEST_DOUBLINGS = 7
 """Sizes up to 64: a flat start says little about what comes, and small sizes cost little."""
 
@@ -25,11 +25,11 @@ def doublings(top: int) -> list[int]:
 
 
 def is_saturated(sizes: Sequence[int], seconds: Sequence[float]) -> bool:
-    """Did the last two doublings gain less than 2 % of throughput each over the best before them?"""
+    """Did the last two doublings together gain less than 3 % of throughput over the best before them?"""
     throughput = [size / t for size, t in zip(sizes, seconds, strict=True)]
     if len(throughput) < FEWEST_DOUBLINGS:
         return False
-    return all(throughput[i] < SMALLEST_GAIN * max(throughput[:i]) for i in (-1, -2))
+    return max(throughput[-2:]) < SMALLEST_GAIN * max(throughput[:-2])
 
 
 def estimate(sizes: Sequence[int], seconds: Sequence[float]) -> SecondsOf:
@@ -82,6 +82,17 @@ def choose_sizes(
                 return sorted(chosen)
             chosen.add(size)
     return sorted(chosen)
+
+
+def within(costs: Iterable[tuple[float, int]], allowance: float) -> list[int]:
+    """The sizes of (cost, size) pairs, cheapest first, whose costs add up to no more than the allowance."""
+    total, chosen = 0.0, []
+    for cost, size in sorted(costs):
+        total += cost
+        if total > allowance:
+            break
+        chosen.append(size)
+    return chosen
 
 
 def next_bisection(sizes: Sequence[int], suspects: Iterable[tuple[int, int]]) -> list[int]:

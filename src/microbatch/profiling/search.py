@@ -26,11 +26,14 @@ FIRST_ROUNDS = 3
 MOST_ROUNDS = 40
 SURE = 0.012
 """Standard error of a size's time at which more rounds tell nothing new: its 90 % interval is then ±2 %."""
-SHARE_OF_ONE_CALL = 1 / 40
-"""No size whose single call takes more than this share of the budget, since it is called some 15 times."""
+SHARE_OF_ONE_CALL = 1 / 150
+"""No size whose single call takes more than this share of the budget: it is called some 15 times, and the sizes
+below it together take as long again."""
 SHARE_FOR_GRID = 0.45
 ITEMS_OF_GRID = 32
 """The grid's items in one round, as a multiple of the largest size: a budget of work, not only of seconds."""
+SHARE_FOR_TIMING = 0.8
+"""The rest of the budget is for looking inside: memory, overhead, kernels, layers."""
 MOST_BISECTIONS = 24
 SUSPICIOUS = 1.035
 
@@ -257,12 +260,17 @@ def _around(sizes: list[int], size: int) -> tuple[int, int]:
 
 
 def _repeat(search: Search, watch: LoadWatch) -> None:
-    """More rounds of the sizes whose time is not yet known well enough, while the budget lasts."""
+    """More rounds of the sizes whose time is not yet known well enough, the cheap ones first, while time is left."""
     for _ in range(MOST_ROUNDS):
         levels = find_levels(search.points())
-        unsure = [int(size) for size, error in zip(levels.batch_sizes, levels.standard_error) if error > SURE]
-        cost = sum(2 * float(np.exp(levels.log_seconds[list(levels.batch_sizes).index(size)])) for size in unsure)
-        if not unsure or search.elapsed + cost > 0.85 * search.budget:
+        left = SHARE_FOR_TIMING * search.budget - search.elapsed
+        unsure = [
+            (2 * float(seconds), int(size))
+            for size, seconds, error in zip(levels.batch_sizes, levels.seconds, levels.standard_error, strict=True)
+            if error > SURE
+        ]
+        affordable = grid.within(unsure, left / 3)
+        if not affordable:
             return
-        search.measure_round(unsure, "repeating")
+        search.measure_round(affordable, "repeating")
         watch.sample()

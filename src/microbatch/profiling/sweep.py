@@ -93,6 +93,7 @@ def profile(
         stopped_by = reach(search, max_batch_size or LARGEST_BATCH)
         watch.sample()
         refine(search, watch, _wave_edges(model, peaks, search.largest))
+        peaks = measure_peaks(workload.dtype, device, seconds=min(2.0, budget / 15), again=True)
         environment = watch.stop()
         model_name = name or type(model).__name__
         return _assemble(search, workload, peaks, stopped_by, environment=environment, model=model_name, unit=unit)
