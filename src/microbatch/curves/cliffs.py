@@ -30,6 +30,8 @@ MODEL_ERROR = 0.004
 """Real curves leave the fit by about this much between neighbours without meaning anything."""
 PERIODS = (2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512)
 MOST_PERIODS = 2
+STAIRCASE_PRICE = 2
+"""A staircase must explain as much as two steps: ten periods are tried, and one fits noise best."""
 LONE_EDGE_SIGMAS = 3.3
 DRIFT_PER_LOG_SIZE = 0.15
 """How fast, per factor e in the size, a level may leave the fit: far points say less about a step than near ones."""
@@ -75,7 +77,7 @@ def find_shape(levels: Levels) -> Shape:
             candidates.append((search.cost(smooth, found), len(candidates), smooth, found))
     _, _, smooth, steps = min(candidates)
     smooth = fit_smooth(make_grid(levels.batch_sizes, smooth.period), levels.log_seconds, search.white, steps)
-    edges = tuple(sorted({*steps, *_period_edges(levels.batch_sizes, smooth.period), *_lone_edges(levels, spread)}))
+    edges = tuple(sorted({*steps, *_staircase_edges(levels, smooth), *_lone_edges(levels, spread)}))
     log_excess, error = _excess(levels, smooth, edges, spread)
     return Shape(smooth, steps, edges, log_excess, error, spread)
 
@@ -95,7 +97,7 @@ class _Search:
 
     def cost(self, smooth: Smooth, steps: tuple[int, ...]) -> float:
         """Squared error in units of the noise, and a price for every step and for a staircase."""
-        return smooth.loss + self.penalty * (len(steps) + (smooth.period > 1))
+        return smooth.loss + self.penalty * (len(steps) + STAIRCASE_PRICE * (smooth.period > 1))
 
     def alternate(self, grid: Grid, steps: tuple[int, ...]) -> tuple[Smooth, tuple[int, ...]]:
         """Smooth part and steps in turn, until the steps stay."""
@@ -118,7 +120,7 @@ def _promising(levels: Levels, search: _Search) -> list[tuple[Grid, tuple[int, .
         base = _robust_base(grid, levels.log_seconds)
         steps = search.steps_of(base)
         left = levels.log_seconds - base - _means(levels.log_seconds - base, steps)
-        cost = float(np.sum(search.weights * left**2)) + search.penalty * (len(steps) + (period > 1))
+        cost = float(np.sum(search.weights * left**2)) + search.penalty * (len(steps) + STAIRCASE_PRICE * (period > 1))
         tried.append((cost, period, grid, steps))
     smooth, *staircases = tried
     return [(grid, steps) for _, _, grid, steps in (smooth, *sorted(staircases)[:MOST_PERIODS])]
@@ -138,9 +140,12 @@ def _means(residual: Floats, steps: tuple[int, ...]) -> Floats:
     return residual - without_steps(residual, steps)
 
 
-def _period_edges(batch_sizes: Floats, period: int) -> tuple[int, ...]:
-    tile = np.ceil(batch_sizes / period)
-    return tuple(int(i) + 1 for i in np.flatnonzero(np.diff(tile) > 0)) if period > 1 else ()
+def _staircase_edges(levels: Levels, smooth: Smooth) -> tuple[int, ...]:
+    """Where the fitted staircase itself rises by as much as a cliff."""
+    if smooth.period == 1:
+        return ()
+    excess = np.diff(smooth.base) - np.diff(np.log(levels.batch_sizes))
+    return tuple(int(i) + 1 for i in np.flatnonzero(excess >= np.log(LEAST_EXCESS)))
 
 
 def _spread(levels: Levels) -> Floats:

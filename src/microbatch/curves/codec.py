@@ -82,8 +82,6 @@ def _from_csv(path: Path, content: bytes) -> Profile:
     for line, row in rows[1:]:
         size, seconds = (row[column].strip() if column < len(row) else "" for column in columns)
         samples[_size(path, line, size)].append(_seconds(path, line, seconds))
-    if len(samples) == 1:
-        raise InvalidProfile(f"{path} holds one batch size, {next(iter(samples))}: no curve.", "Measure at least two.")
     points = tuple(Point(batch_size=size, samples=tuple(times)) for size, times in samples.items())
     return Profile(points=points, source="csv", model=path.name)
 
@@ -121,4 +119,6 @@ def _checked(path: Path, profile: Profile) -> Profile:
                 raise InvalidProfile(
                     f"{path}: batch size {point.batch_size} took {seconds} seconds.", "Times must be above zero."
                 )
+    if profile.source == "csv" and len(sizes) == 1:
+        raise InvalidProfile(f"{path} holds one batch size, {sizes[0]}: no curve.", "Measure at least two.")
     return replace(profile, points=tuple(sorted(profile.points, key=lambda point: point.batch_size)))

@@ -17,6 +17,8 @@ class Point:
     """Every timed call, in the order in which it ran."""
     rounds: tuple[int, ...] = ()
     """The interleaved round of each sample; empty when unknown (a CSV measured by someone else)."""
+    times: tuple[float, ...] = ()
+    """When each sample was taken, in seconds since the start; empty when unknown."""
     first_call_seconds: float | None = None
     """The first call at this shape: kernel selection, allocation, compilation."""
     flops: float | None = None

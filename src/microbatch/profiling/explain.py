@@ -121,8 +121,8 @@ def _check_noise(levels: Levels) -> None:
 
 
 def _display(profile: Profile, levels: Levels) -> tuple[Floats, Floats]:
-    """The median of each size, and half of its 90 % interval in log units (0 with one sample per size)."""
-    medians = np.array([median(point.samples) for point in profile.points])
+    """The median of each size, drift taken out, and half of its 90 % interval in log units (0 with one sample each)."""
+    medians = np.exp([median(samples.tolist()) for samples in levels.samples])
     if levels.sigma is None:
         return medians, np.zeros_like(medians)
     counts = np.array([len(point.samples) for point in profile.points])

@@ -98,18 +98,30 @@ def with_work(points: Sequence[Point], work: Counts) -> tuple[Point, ...]:
     return tuple(map(filled, points))
 
 
-def with_memory(
-    points: Sequence[Point], workload: Workload, memory: MemoryCurve | None, sizes: Sequence[int]
-) -> tuple[Point, ...]:
-    """Points with the predicted peak, and the measured one at the given sizes."""
+def with_memory(points: Sequence[Point], workload: Workload, sizes: Sequence[int]) -> tuple[Point, ...]:
+    """Points with the predicted peak, and the measured one at the given sizes.
+
+    Predicted at `sizes` and at both ends, and between them on straight lines: the peak is a maximum of lines, so
+    this errs on the safe side.
+    """
+    asked = sorted({points[0].batch_size, *sizes, points[-1].batch_size})
+    predicted = {size: peak for size in asked if (peak := _predicted_peak(workload, size)) is not None}
 
     def filled(point: Point) -> Point:
         size = point.batch_size
-        predicted = round(memory.fixed_bytes + memory.bytes_per_item * size) if memory else None
+        guess = round(float(np.interp(size, list(predicted), list(predicted.values())))) if predicted else None
         peak = workload.measure_peak_bytes(size) if size in sizes else None
-        return replace(point, predicted_peak_bytes=predicted, peak_bytes=peak)
+        return replace(point, predicted_peak_bytes=guess, peak_bytes=peak)
 
     return tuple(map(filled, points))
+
+
+def _predicted_peak(workload: Workload, size: int) -> int | None:
+    try:
+        return workload.predict_peak(size).peak_bytes
+    except Exception as error:  # whatever the model does on fake tensors
+        logger.info("memory at batch %d not predicted: %s", size, error)
+        return None
 
 
 def with_evidence(points: Sequence[Point], workload: Workload, sizes: Sequence[int]) -> tuple[Point, ...]:

@@ -46,19 +46,19 @@ def estimate(sizes: Sequence[int], seconds: Sequence[float]) -> SecondsOf:
 def levels_of_detail(top: int, edges: Iterable[int] = ()) -> list[list[int]]:
     """Sizes up to `top` in groups, the most telling first.
 
-    Powers of two and the sizes between; both sides of the tile edges where kernels change; predicted wave edges;
+    Powers of two, every size to 16 and the sizes between; both sides of the tile edges where kernels change; predicted wave edges;
     then ever finer multiples. Each later group makes gaps smaller.
     """
     powers = doublings(top)
     groups = [
         powers,
-        [3, 6, *(3 * size // 2 for size in powers if size >= 8)],
+        [*range(1, 17), *(3 * size // 2 for size in powers if size >= 8)],
         [size for edge in edges for size in (edge, edge + 1)],
         [size + 1 for size in powers if size >= 16],
-        [5, 7, *(5 * size // 4 for size in powers if size >= 8), *(7 * size // 4 for size in powers if size >= 8)],
+        [*(5 * size // 4 for size in powers if size >= 8), *(7 * size // 4 for size in powers if size >= 8)],
         [size - 1 for size in powers if size >= 8],
         *([multiple + shift for multiple in range(step, top, step) for shift in (0, 1)] for step in (64, 32)),
-        [*range(1, 17), *range(16, top, 16)],
+        list(range(16, top, 16)),
         list(range(8, top, 8)),
     ]
     return [[size for size in group if 1 <= size <= top] for group in groups]

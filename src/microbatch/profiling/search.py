@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from microbatch.batch.oom import is_out_of_memory, release
 from microbatch.curves.cliffs import find_shape
-from microbatch.curves.levels import Floats, find_levels
+from microbatch.curves.levels import find_levels
 from microbatch.curves.profile import Failure, MemoryCurve, Point
 from microbatch.errors import ModelFailed
 from microbatch.measure.load import LoadWatch
@@ -30,12 +28,21 @@ SHARE_OF_ONE_CALL = 1 / 150
 """No size whose single call takes more than this share of the budget: it is called some 15 times, and the sizes
 below it together take as long again."""
 SHARE_FOR_GRID = 0.45
-ITEMS_OF_GRID = 32
-"""The grid's items in one round, as a multiple of the largest size: a budget of work, not only of seconds."""
+ITEMS_OF_GRID = 24
+"""The grid's items in its rounds together, as a multiple of the largest size: work is limited, not only seconds."""
 SHARE_FOR_TIMING = 0.8
 """The rest of the budget is for looking inside: memory, overhead, kernels, layers."""
+MOST_CALLS, VISIT_SECONDS = 3, 0.01
+"""A visit to a size times it up to three times while that takes less than 10 ms: short calls scatter most."""
+MOST_ITEMS = 44
+"""Timed items, as a multiple of the largest size, after which only noise that forbids an answer justifies more."""
+MUST_KNOW = 0.02
+"""Standard error above which an answer is at risk: `explain` refuses at 0.025."""
 MOST_BISECTIONS = 24
-SUSPICIOUS = 1.035
+SHARE_FOR_NARROWING = 0.15
+FEWEST_FOR_A_CLIFF = 5
+CLEARLY = 3.0
+"""Standard errors above 1 at which a cliff is worth the price of finding its exact batch."""
 
 
 @dataclass(slots=True)
@@ -44,6 +51,7 @@ class Samples:
 
     seconds: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     first_call_seconds: float | None = None
 
 
@@ -80,13 +88,15 @@ class Search:
             self._progress(min(self.elapsed / self.budget, 0.99), text)
 
     def measure(self, batch_size: int) -> bool:
-        """One untimed and one timed call at a size; False, with a Failure noted, when it does not run."""
+        """One untimed call at a size and up to three timed ones; False, with a Failure noted, when it does not run."""
         known = self.samples.get(batch_size)
         failure: Failure | None = None
         try:
             step = self.workload.prepare(batch_size)
             first = warm_up(step, self.workload.device)
-            seconds = time_call(step, self.workload.device)
+            seconds = [time_call(step, self.workload.device)]
+            while len(seconds) < MOST_CALLS and sum(seconds) < VISIT_SECONDS:
+                seconds.append(time_call(step, self.workload.device))
         except Exception as error:  # whatever the user's model raises ends the search, not the measurement
             failure = _failure(batch_size, error)
         if failure is not None:  # outside the except block: the exception holds the frames, and so the memory
@@ -96,8 +106,9 @@ class Search:
             return False
         if known is None:
             known = self.samples[batch_size] = Samples(first_call_seconds=first)
-        known.seconds.append(seconds)
-        known.rounds.append(self.round)
+        known.seconds.extend(seconds)
+        known.rounds.extend([self.round] * len(seconds))
+        known.times.extend([self.elapsed] * len(seconds))
         return True
 
     def measure_round(self, sizes: Iterable[int], text: str) -> None:
@@ -115,6 +126,7 @@ class Search:
                 batch_size=size,
                 samples=tuple(found.seconds),
                 rounds=tuple(found.rounds),
+                times=tuple(found.times),
                 first_call_seconds=found.first_call_seconds,
             )
             for size, found in sorted(self.samples.items())
@@ -152,8 +164,7 @@ def reach(search: Search, top: int) -> str:
             size *= 2
             continue
         search.measure(size)
-        sizes = sorted(search.samples)
-        if grid.is_saturated(sizes, [min(search.samples[s].seconds) for s in sizes]):
+        if _is_saturated(search):
             return "saturated"
         if (
             2 * min(search.samples[size].seconds) > SHARE_OF_ONE_CALL * search.budget
@@ -164,6 +175,17 @@ def reach(search: Search, top: int) -> str:
             break
         size = min(2 * size, top)
     return "limit"
+
+
+def _is_saturated(search: Search) -> bool:
+    """Whether throughput has stopped rising; the last sizes are timed again before that is believed."""
+    for again in (True, False):
+        sizes = sorted(search.samples)
+        if not grid.is_saturated(sizes, [min(search.samples[s].seconds) for s in sizes]):
+            return False
+        for _ in range(2 * again):
+            search.measure_round(sizes[-3:], "making sure of the range")
+    return True
 
 
 def _after_failure(search: Search, size: int) -> str:
@@ -225,34 +247,26 @@ def refine(search: Search, watch: LoadWatch, edges: Sequence[int] = ()) -> None:
 
 
 def _narrow(search: Search) -> None:
-    """Bisects intervals with a jump until its exact batch is known."""
+    """Bisects the intervals of the clearest cliffs until their exact batch is known."""
     tried: set[int] = set()
+    end = search.elapsed + SHARE_FOR_NARROWING * search.budget
     for _ in range(MOST_BISECTIONS):
-        if search.elapsed > 0.7 * search.budget:
-            return
         points = search.points()
-        if len(points) < 5:
+        if len(points) < FEWEST_FOR_A_CLIFF:
             return
-        levels = find_levels(points)
-        shape = find_shape(levels)
         sizes = [point.batch_size for point in points]
-        suspects = [
-            (sizes[i - 1], sizes[i])
-            for i in shape.edges
-            if abs(shape.log_excess[i] + np.log(sizes[i] / sizes[i - 1]) - _smooth_rise(shape.smooth.base, i))
-            > max(np.log(SUSPICIOUS), 3 * shape.standard_error[i])
+        shape = find_shape(find_levels(points))
+        clear = [i for i in shape.cliffs if shape.log_excess[i] > CLEARLY * shape.standard_error[i]]
+        new = [
+            size for size in grid.next_bisection(sizes, [(sizes[i - 1], sizes[i]) for i in clear]) if size not in tried
         ]
-        new = [size for size in grid.next_bisection(sizes, suspects) if size not in tried]
-        if not new:
+        visited = {*new, *(neighbour for size in new for neighbour in _around(sizes, size))}
+        cost = 2 * FIRST_ROUNDS * sum(min(search.samples[s].seconds) for s in visited if s in search.samples)
+        if not new or search.elapsed + cost > end:
             return
         tried.update(new)
         for _ in range(FIRST_ROUNDS):
-            neighbours = {s for size in new for s in _around(sizes, size)}
-            search.measure_round({*new, *neighbours}, "narrowing a jump")
-
-
-def _smooth_rise(base: Floats, index: int) -> float:
-    return float(base[index] - base[index - 1])
+            search.measure_round(visited, "narrowing a jump")
 
 
 def _around(sizes: list[int], size: int) -> tuple[int, int]:
@@ -263,11 +277,12 @@ def _repeat(search: Search, watch: LoadWatch) -> None:
     """More rounds of the sizes whose time is not yet known well enough, the cheap ones first, while time is left."""
     for _ in range(MOST_ROUNDS):
         levels = find_levels(search.points())
+        wanted = SURE if search.timed_rows < MOST_ITEMS * search.largest else MUST_KNOW
         left = SHARE_FOR_TIMING * search.budget - search.elapsed
         unsure = [
             (2 * float(seconds), int(size))
             for size, seconds, error in zip(levels.batch_sizes, levels.seconds, levels.standard_error, strict=True)
-            if error > SURE
+            if error > wanted
         ]
         affordable = grid.within(unsure, left / 3)
         if not affordable:

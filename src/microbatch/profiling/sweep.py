@@ -141,7 +141,7 @@ def _assemble(
     ends = _ends(points)
     looked_at = sorted({*ends, *_beside_jumps(points)})
     search.say(f"looking inside batches {', '.join(map(str, looked_at))}")
-    points = gather.with_memory(points, workload, search.memory, looked_at)
+    points = gather.with_memory(points, workload, looked_at)
     points = gather.with_evidence(points, workload, looked_at)
     return Profile(
         points=points,
