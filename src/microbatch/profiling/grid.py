@@ -46,8 +46,8 @@ def estimate(sizes: Sequence[int], seconds: Sequence[float]) -> SecondsOf:
 def levels_of_detail(top: int, edges: Iterable[int] = ()) -> list[list[int]]:
     """Sizes up to `top` in groups, the most telling first.
 
-    Powers of two, every size to 16 and the sizes between; both sides of the tile edges where kernels change; predicted wave edges;
-    then ever finer multiples. Each later group makes gaps smaller.
+    Powers of two, every size to 16 and the sizes between; predicted wave edges; both sides of the tile edges where
+    kernels change; then ever finer multiples. Each later group makes gaps smaller.
     """
     powers = doublings(top)
     groups = [
@@ -55,7 +55,7 @@ def levels_of_detail(top: int, edges: Iterable[int] = ()) -> list[list[int]]:
         [*range(1, 17), *(3 * size // 2 for size in powers if size >= 8)],
         [size for edge in edges for size in (edge, edge + 1)],
         [size + 1 for size in powers if size >= 16],
-        [*(5 * size // 4 for size in powers if size >= 8), *(7 * size // 4 for size in powers if size >= 8)],
+        [quarters * size // 4 for size in powers if size >= 8 for quarters in (5, 7)],
         [size - 1 for size in powers if size >= 8],
         *([multiple + shift for multiple in range(step, top, step) for shift in (0, 1)] for step in (64, 32)),
         list(range(16, top, 16)),

@@ -27,16 +27,15 @@ SURE = 0.012
 SHARE_OF_ONE_CALL = 1 / 150
 """No size whose single call takes more than this share of the budget: it is called some 15 times, and the sizes
 below it together take as long again."""
-SHARE_FOR_GRID = 0.45
-ITEMS_OF_GRID = 24
-"""The grid's items in its rounds together, as a multiple of the largest size: work is limited, not only seconds."""
+SHARE_FOR_GRID = 0.6
+MOST_GRID_ROUNDS = 8
 SHARE_FOR_TIMING = 0.8
 """The rest of the budget is for looking inside: memory, overhead, kernels, layers."""
 MOST_CALLS, VISIT_SECONDS = 3, 0.01
 """A visit to a size times it up to three times while that takes less than 10 ms: short calls scatter most."""
 MOST_ITEMS = 44
 """Timed items, as a multiple of the largest size, after which only noise that forbids an answer justifies more."""
-MUST_KNOW = 0.02
+MUST_KNOW = 0.021
 """Standard error above which an answer is at risk: `explain` refuses at 0.025."""
 MOST_BISECTIONS = 24
 SHARE_FOR_NARROWING = 0.15
@@ -231,19 +230,28 @@ def _largest_below_failure(search: Search, failed: int) -> str:
 
 def refine(search: Search, watch: LoadWatch, edges: Sequence[int] = ()) -> None:
     """Fills the grid, narrows what looks like a cliff, and repeats until every size is sure."""
-    sizes = sorted(search.samples)
-    top = sizes[-1]
-    seconds_of = grid.estimate(sizes, [min(search.samples[size].seconds) for size in sizes])
-    left = search.budget - search.elapsed
-    chosen = grid.choose_sizes(
-        grid.levels_of_detail(top, edges), seconds_of, allowance=SHARE_FOR_GRID * left, rounds=FIRST_ROUNDS,
-        largest_items=ITEMS_OF_GRID * top,
-    )  # fmt: skip
+    for _ in range(2):
+        search.measure_round(list(search.samples), "the noise")
+    chosen = _choose(search, edges)
     for _ in range(FIRST_ROUNDS):
-        search.measure_round(set(chosen) | set(search.samples), "the grid")
+        search.measure_round(chosen, "the grid")
         watch.sample()
     _narrow(search)
     _repeat(search, watch)
+
+
+def _choose(search: Search, edges: Sequence[int]) -> list[int]:
+    """Sizes for the grid: many on a quiet machine, fewer and more often on a noisy one, for the same work."""
+    sizes, top = sorted(search.samples), search.largest
+    seconds_of = grid.estimate(sizes, [min(search.samples[size].seconds) for size in sizes])
+    sigma = find_levels(search.points()).sigma or 0.0
+    return grid.choose_sizes(
+        grid.levels_of_detail(top, edges),
+        seconds_of,
+        allowance=SHARE_FOR_GRID * (search.budget - search.elapsed),
+        rounds=min(max(round((sigma / MUST_KNOW) ** 2), FIRST_ROUNDS), MOST_GRID_ROUNDS),
+        largest_items=MOST_ITEMS * top - search.timed_rows,
+    )
 
 
 def _narrow(search: Search) -> None:
