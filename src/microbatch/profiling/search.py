@@ -35,8 +35,8 @@ MOST_CALLS, VISIT_SECONDS = 3, 0.01
 """A visit to a size times it up to three times while that takes less than 10 ms: short calls scatter most."""
 MOST_ITEMS = 44
 """Timed items, as a multiple of the largest size, after which only noise that forbids an answer justifies more."""
-MUST_KNOW = 0.021
-"""Standard error above which an answer is at risk: `explain` refuses at 0.025."""
+GOOD_ENOUGH, MUST_KNOW = 0.025, 0.032
+"""Standard error above which an answer is at risk: `explain` refuses at 0.035."""
 MOST_BISECTIONS = 24
 SHARE_FOR_NARROWING = 0.15
 FEWEST_FOR_A_CLIFF = 5
@@ -249,7 +249,7 @@ def _choose(search: Search, edges: Sequence[int]) -> list[int]:
         grid.levels_of_detail(top, edges),
         seconds_of,
         allowance=SHARE_FOR_GRID * (search.budget - search.elapsed),
-        rounds=min(max(round((sigma / MUST_KNOW) ** 2), FIRST_ROUNDS), MOST_GRID_ROUNDS),
+        rounds=min(max(round((sigma / GOOD_ENOUGH) ** 2), FIRST_ROUNDS), MOST_GRID_ROUNDS),
         largest_items=MOST_ITEMS * top - search.timed_rows,
     )
 
