@@ -42,6 +42,7 @@ gpu-check:  ## the checks that need a GPU; torch and numpy only, other parts ski
 
 proofs: $(VENV)/.dev  ## measure the claims again; results go to benchmarks/results/
 	$(PY) benchmarks/planted_curves.py --out benchmarks/results/planted_curves.json
+	$(PY) benchmarks/against_itself.py --out benchmarks/results/against_itself.json
 	$(PY) benchmarks/memory_prediction.py --out benchmarks/results/memory_prediction.json
 	$(PY) benchmarks/sweep_winner.py --out benchmarks/results/sweep_winner.json
 

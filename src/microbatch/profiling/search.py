@@ -29,17 +29,20 @@ SHARE_OF_ONE_CALL = 1 / 150
 below it together take as long again."""
 SHARE_FOR_GRID = 0.6
 MOST_GRID_ROUNDS = 8
+SHARE_TO_VERIFY = 0.1
 SHARE_FOR_TIMING = 0.8
 """The rest of the budget is for looking inside: memory, overhead, kernels, layers."""
 MOST_CALLS, VISIT_SECONDS = 3, 0.01
 """A visit to a size times it up to three times while that takes less than 10 ms: short calls scatter most."""
-MOST_ITEMS = 44
-"""Timed items, as a multiple of the largest size, after which only noise that forbids an answer justifies more."""
+ITEMS_FOR_GRID, MOST_ITEMS, ITEMS_TO_NARROW = 34, 42, 64
+"""Timed items as multiples of the largest size: for the grid; in all, unless noise forbids an answer; and to find the
+exact batch of cliffs, if there are any."""
 GOOD_ENOUGH, MUST_KNOW = 0.025, 0.032
 """Standard error above which an answer is at risk: `explain` refuses at 0.035."""
 MOST_BISECTIONS = 24
 SHARE_FOR_NARROWING = 0.15
 FEWEST_FOR_A_CLIFF = 5
+ROUNDS_TO_NARROW = 2
 CLEARLY = 3.0
 """Standard errors above 1 at which a cliff is worth the price of finding its exact batch."""
 
@@ -97,7 +100,7 @@ class Search:
             while len(seconds) < MOST_CALLS and sum(seconds) < VISIT_SECONDS:
                 seconds.append(time_call(step, self.workload.device))
         except Exception as error:  # whatever the user's model raises ends the search, not the measurement
-            failure = _failure(batch_size, error)
+            failure = failure_of(batch_size, error)
         if failure is not None:  # outside the except block: the exception holds the frames, and so the memory
             release(self.workload.device)
             self.failures.append(failure)
@@ -133,7 +136,7 @@ class Search:
         )
 
 
-def _failure(batch_size: int, error: Exception) -> Failure:
+def failure_of(batch_size: int, error: Exception) -> Failure:
     kind = "out_of_memory" if is_out_of_memory(error) else "error"
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     return Failure(batch_size=batch_size, kind=kind, text=f"{type(error).__name__}: {text}")
@@ -174,6 +177,31 @@ def reach(search: Search, top: int) -> str:
             break
         size = min(2 * size, top)
     return "limit"
+
+
+def largest_that_fits(search: Search, stopped_by: str) -> int | None:
+    """The largest batch within memory, itself run; None where memory is not what a user would meet first.
+
+    Where throughput saturated before memory ended, the predicted largest is run once, if that is cheap.
+    """
+    if stopped_by == "memory":
+        return search.largest
+    fits = search.memory.predicted_largest if search.memory else None
+    if fits is None or fits <= search.largest or stopped_by != "saturated":
+        return None
+    seconds = min(search.samples[search.largest].seconds) * fits / search.largest
+    if 2 * seconds > SHARE_TO_VERIFY * search.budget:
+        return None
+    search.say(f"the largest that fits: batch {fits}")
+    try:
+        search.workload.prepare(fits)()
+    except Exception as error:
+        failure = failure_of(fits, error)
+    else:
+        return fits
+    release(search.workload.device)
+    search.failures.append(failure)
+    return None
 
 
 def _is_saturated(search: Search) -> bool:
@@ -250,7 +278,7 @@ def _choose(search: Search, edges: Sequence[int]) -> list[int]:
         seconds_of,
         allowance=SHARE_FOR_GRID * (search.budget - search.elapsed),
         rounds=min(max(round((sigma / GOOD_ENOUGH) ** 2), FIRST_ROUNDS), MOST_GRID_ROUNDS),
-        largest_items=MOST_ITEMS * top - search.timed_rows,
+        largest_items=ITEMS_FOR_GRID * top - search.timed_rows,
     )
 
 
@@ -269,11 +297,12 @@ def _narrow(search: Search) -> None:
             size for size in grid.next_bisection(sizes, [(sizes[i - 1], sizes[i]) for i in clear]) if size not in tried
         ]
         visited = {*new, *(neighbour for size in new for neighbour in _around(sizes, size))}
-        cost = 2 * FIRST_ROUNDS * sum(min(search.samples[s].seconds) for s in visited if s in search.samples)
-        if not new or search.elapsed + cost > end:
+        cost = 2 * ROUNDS_TO_NARROW * sum(min(search.samples[s].seconds) for s in visited if s in search.samples)
+        items = search.timed_rows + ROUNDS_TO_NARROW * sum(visited)
+        if not new or search.elapsed + cost > end or items > ITEMS_TO_NARROW * search.largest:
             return
         tried.update(new)
-        for _ in range(FIRST_ROUNDS):
+        for _ in range(ROUNDS_TO_NARROW):
             search.measure_round(visited, "narrowing a jump")
 
 

@@ -21,7 +21,7 @@ from microbatch.measure.load import LoadWatch
 from microbatch.measure.peaks import measure_peaks
 from microbatch.models.moe import measure_imbalance
 from microbatch.profiling import gather
-from microbatch.profiling.search import LARGEST_BATCH, Progress, Search, reach, refine
+from microbatch.profiling.search import LARGEST_BATCH, Progress, Search, largest_that_fits, reach, refine
 from microbatch.profiling.workload import Loss, MakeOptimizer, Workload
 from microbatch.roofline.tiles import predicted_edges
 from microbatch.units import format_rate
@@ -151,7 +151,7 @@ def _assemble(
         unit=unit,
         structure=workload.structure,
         peaks=peaks,
-        memory=_verified(search.memory, stopped_by, points),
+        memory=_verified(search, stopped_by),
         layers=() if workload.compile_count else gather.layers(workload, ends),
         layer_batch_sizes=tuple(ends),
         routing=_routing(workload, ends),
@@ -190,11 +190,11 @@ def _routing(workload: Workload, sizes: Sequence[int]) -> tuple[ExpertLoad, ...]
     )
 
 
-def _verified(memory: MemoryCurve | None, stopped_by: str, points: Sequence[Point]) -> MemoryCurve | None:
-    """Names the largest size that fits only where memory ended the search and that size ran."""
-    if memory is None or stopped_by != "memory":
-        return memory
-    return replace(memory, largest_that_fits=points[-1].batch_size)
+def _verified(search: Search, stopped_by: str) -> MemoryCurve | None:
+    """The memory curve with the largest size that fits, named only where that size ran."""
+    if search.memory is None:
+        return None
+    return replace(search.memory, largest_that_fits=largest_that_fits(search, stopped_by))
 
 
 def _check_plausible(points: Sequence[Point], peaks: Peaks, work: Count | None) -> None:
