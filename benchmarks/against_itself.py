@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import time
 from pathlib import Path
 
 import torch
@@ -28,22 +29,29 @@ SIZES, ROUNDS = (8, 16, 32, 64), 7
 def one_try(work: Workload) -> bool:
     """Whether anything is said to have changed."""
     samples: dict[tuple[str, int], list[float]] = {(name, size): [] for name in "AB" for size in SIZES}
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in samples}
     steps = {key: work.prepare(key[1]) for key in samples}
     for turn in range(ROUNDS):
         keys = list(samples)
         for key in keys if turn % 2 == 0 else reversed(keys):
             steps[key]()
             samples[key].append(time_call(steps[key]))
+            times[key].append(time.perf_counter())
     first, second = (
         Profile(
             points=tuple(
-                Point(batch_size=size, samples=tuple(samples[name, size]), rounds=tuple(range(ROUNDS)))
+                Point(
+                    batch_size=size,
+                    samples=tuple(samples[name, size]),
+                    rounds=tuple(range(ROUNDS)),
+                    times=tuple(times[name, size]),
+                )
                 for size in SIZES
             )
         )
         for name in "AB"
     )
-    result = compare(first, second, threshold=0.0)
+    result = compare(first, second)
     return bool(result.regressions or result.improvements)
 
 

@@ -32,6 +32,7 @@ NEIGHBOURS = 4
 """Samples on each side in time that tell the machine's speed at a moment. On a shared machine with two cores,
 residuals of neighbouring samples correlate by 0.6 without this and by 0.05 with it."""
 FEWEST_IN_ROUND = 8
+"""With fewer samples, and with fewer than three times as many sizes as neighbours, a size would correct itself."""
 LEAST_REPEATED = 1 / 3
 """With fewer sizes measured more than once the noise is not known: each size counts as one time."""
 
@@ -108,8 +109,8 @@ def _inlier_sigma(samples: Sequence[Floats], levels: Floats, kept: Floats, befor
 def _without_drift(samples: tuple[Floats, ...], points: Sequence[Point]) -> tuple[Floats, ...]:
     """Samples less what the whole machine did at their moment, as far as the order of the samples is known."""
     times, rounds = [point.times for point in points], [point.rounds for point in points]
-    for keys, shifts in ((times, _local_shifts), (rounds, _round_shifts)):
-        if not all(len(key) == len(x) for key, x in zip(keys, samples, strict=True)):
+    for keys, shifts, fewest in ((times, _local_shifts, 3 * NEIGHBOURS), (rounds, _round_shifts, 1)):
+        if len(points) < fewest or not all(len(key) == len(x) for key, x in zip(keys, samples, strict=True)):
             continue
         flat, key = np.concatenate(samples), np.concatenate([np.asarray(k, dtype=float) for k in keys])
         size_of = np.repeat(np.arange(len(samples)), [len(x) for x in samples])

@@ -32,6 +32,9 @@ from microbatch.units import format_percent
 
 FEWEST_SAMPLES = 3
 """With two samples one outlier in each profile would decide."""
+LASTING = 1.2
+"""A shared machine's speed lasts over several samples, so these tell less than independent ones would. Without it a
+size against itself is called different in 8 of 100 real tries, with it in 1 (benchmarks/against_itself.py)."""
 _ALONE_LEVEL, _TOGETHER_LEVEL = 0.04, 0.01
 _NORMAL = NormalDist()
 _Z90 = _NORMAL.inv_cdf(0.95)
@@ -190,7 +193,7 @@ def _standard_error(levels: Levels) -> Floats:
     for index, samples in enumerate(levels.samples):
         if len(samples) >= FEWEST_SAMPLES:
             raised = max(1.0, _spread_around(levels.samples, index) / levels.sigma)
-            error[index] = levels.standard_error[index] * raised
+            error[index] = levels.standard_error[index] * raised * LASTING
     return error
 
 
