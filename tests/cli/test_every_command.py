@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -135,10 +136,18 @@ def test_ctrl_c_ends_a_real_process_quietly(tmp_path: Path) -> None:
     pipe = tmp_path / "curve.csv"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "microbatch", "explain", str(pipe)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        writer = opened_by_reader(pipe, process)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job inherits it ignored
+    ) as process:
+        try:
+            writer = opened_by_reader(pipe, process)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     os.close(writer)
     assert (process.returncode, out.strip(), err.strip()) == (130, b"", b"")
 
