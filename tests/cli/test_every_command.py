@@ -140,7 +140,8 @@ def test_ctrl_c_ends_a_real_process_quietly(tmp_path: Path) -> None:
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job inherits it ignored
+        # A background job inherits the signal ignored.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no threads here)
     ) as process:
         try:
             writer = opened_by_reader(pipe, process)
