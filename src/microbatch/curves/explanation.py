@@ -38,14 +38,14 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """t(b) = (fixed_seconds^p + (seconds_per_item·b)^p)^(1/p), cliffs taken out.
+    """t(b) = (fixed_seconds^p + (seconds_per_item·b)^p)^(1/p): the shape without cliffs, at their middle height.
 
     Attributes:
         form: additive (p = 1), p-norm, flat or linear.
         p: exponent; 1 is no overlap of moving and computing, large p is perfect overlap.
         fixed_seconds: time that does not grow with the batch.
         seconds_per_item: marginal time of one item.
-        rms: root mean square of log(measured/fitted), cliffs left out of the fit counted in.
+        rms: root mean square of log(measured/fitted), cliffs counted in.
     """
 
     form: str

@@ -6,7 +6,7 @@ import numpy as np
 
 from microbatch.curves.cliffs import Shape
 from microbatch.curves.explanation import Fit, Ridge
-from microbatch.curves.fit import Smooth, bootstrap_ridges, fit_smooth, make_grid, whiten, without_steps
+from microbatch.curves.fit import Smooth, bootstrap_ridges, fit_smooth, make_grid, whiten
 from microbatch.curves.levels import Floats, Levels
 
 SMALL_STEPS = 0.045
@@ -42,12 +42,14 @@ def find_fit(levels: Levels, shape: Shape) -> Fit | None:
     sizes = levels.batch_sizes
     if len(sizes) < FEWEST_SIZES:
         return None
-    smooth, steps, _ = smooth_part(levels, shape)
+    smooth, _, _ = smooth_part(levels, shape)
     form = "flat" if smooth.ridge > 4 * sizes[-1] else "linear" if smooth.ridge < sizes[0] else "p-norm"
     if form == "p-norm" and smooth.p < ADDITIVE_BELOW:
         form = "additive"
-    per_item = float(np.exp(smooth.log_slope))
-    residual = without_steps(levels.log_seconds - smooth.base, steps)
+    residual = levels.log_seconds - smooth.base
+    offset = float(np.mean(residual))  # through the middle of the steps, not along the first tread
+    residual -= offset
+    per_item = float(np.exp(smooth.log_slope + offset))
     return Fit(
         form=form,
         p=smooth.p,
