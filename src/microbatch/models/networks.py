@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Literal
 
 import torch
@@ -14,8 +15,10 @@ EXAMPLE_BATCH = 2
 
 def mlp(*, depth: int = 8, width: int = 1024, seed: int = 0) -> Loaded:
     """`depth` times Linear and ReLU; rows of `width` numbers."""
-    layers = (layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU()))
-    return Loaded(name="mlp", model=nn.Sequential(*layers), args=(_noise(seed, width),), unit="rows")
+    layers = OrderedDict[str, nn.Module]()
+    for number in range(1, depth + 1):
+        layers[f"linear{number}"], layers[f"relu{number}"] = nn.Linear(width, width), nn.ReLU()
+    return Loaded(name="mlp", model=nn.Sequential(layers), args=(_noise(seed, width),), unit="rows")
 
 
 def cnn(*, width: int = 16, depth: int = 1, image: int = 32, classes: int = 10, seed: int = 0) -> Loaded:
