@@ -5,6 +5,7 @@ One TOML file per device under ``devices/``; a user's own file has the same form
     name = "t4"
     aliases = []                      # optional: other names that everybody understands
     rates = "dense"                   # compulsory: a sparse rate is no rate of this catalogue
+    kind = "gpu"                      # optional: gpu (the default), cpu or accelerator
 
     [flops.fp16]                      # one table per dtype, FLOP/s (integer dtypes: operations per second)
     value = 65e12
@@ -13,6 +14,10 @@ One TOML file per device under ``devices/``; a user's own file has the same form
     [bandwidth]                       # byte/s; compulsory. Optional: memory_bytes, multiprocessors, cache_bytes,
     value = 300e9                     # link_bandwidth (one direction), launch_seconds
     source = "vendor's specification page"
+
+    [constants.gemm_efficiency]       # optional, at most twelve: see microbatch.hardware.constants
+    value = 0.85
+    source = "fitted to a published table of products"
 
 A figure that is not verified is left out. ``memory_bytes`` is what a device reports where such a report is known;
 else the vendor's label is read in decimal units, a lower bound in every report known, and its source says so.
@@ -30,12 +35,13 @@ from pathlib import Path
 from typing import Any
 
 from microbatch.errors import InvalidDevice
+from microbatch.hardware.constants import DEFAULTS
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.units import DTYPE_BYTES
 
 _WHOLE = ("memory_bytes", "multiprocessors", "cache_bytes")
 _FRACTIONAL = ("bandwidth", "link_bandwidth", "launch_seconds")
-_KEYS = ("name", "aliases", "rates", "flops", *_WHOLE, *_FRACTIONAL)
+_KEYS = ("name", "aliases", "rates", "kind", "flops", "constants", *_WHOLE, *_FRACTIONAL)
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 _HIGHEST_STEP = 2.2
@@ -94,7 +100,9 @@ def parse_device(text: str, *, origin: str, name: str | None = None) -> DeviceSp
             'Give dense rates (a rate "with sparsity" is twice the dense one) and write rates = "dense".',
         )
     sources: dict[str, str] = {}
+    kind = _kind(document, origin)
     flops = _rates(document, origin, sources)
+    constants = _constants(document, kind, origin, sources)
     figures: dict[str, Any] = {
         key: _figure(document[key], key, origin, sources, whole=key in _WHOLE)
         for key in (*_WHOLE, *_FRACTIONAL)
@@ -102,7 +110,7 @@ def parse_device(text: str, *, origin: str, name: str | None = None) -> DeviceSp
     }
     if "bandwidth" not in figures:
         raise _broken(origin, "bandwidth is missing", "Add [bandwidth] with value in byte/s and source.")
-    return DeviceSpec(name=document["name"], flops=flops, sources=sources, **figures)
+    return DeviceSpec(name=document["name"], kind=kind, flops=flops, constants=constants, sources=sources, **figures)
 
 
 def _files() -> dict[str, str]:
@@ -160,6 +168,21 @@ def _aliases(document: dict[str, Any], origin: str) -> list[Any]:
     if not isinstance(aliases, list):
         raise _broken(origin, f"aliases is {aliases!r}", 'Write a list, as in aliases = ["a100"].')
     return aliases
+
+
+def _kind(document: dict[str, Any], origin: str) -> str:
+    kind = document.get("kind", "gpu")
+    if kind not in DEFAULTS:
+        raise _broken(origin, f"kind is {kind!r}", f"Choose one of {', '.join(DEFAULTS)}.")
+    return str(kind)
+
+
+def _constants(document: dict[str, Any], kind: str, origin: str, sources: dict[str, str]) -> dict[str, float]:
+    tables = document.get("constants", {})
+    if not isinstance(tables, dict):
+        raise _broken(origin, f"constants is {tables!r}", "Write tables such as [constants.gemm_efficiency].")
+    _check_keys(tables, tuple(DEFAULTS[kind]), origin, "constants.")
+    return {key: _figure(table, f"constants.{key}", origin, sources, whole=False) for key, table in tables.items()}
 
 
 def _rates(document: dict[str, Any], origin: str, sources: dict[str, str]) -> dict[str, float]:

@@ -19,6 +19,8 @@ class DeviceSpec:
         cache_bytes: last-level cache.
         link_bandwidth: byte/s to a neighbour, one direction.
         launch_seconds: time from one kernel to the next at least; None when not measured.
+        kind: gpu (multiprocessors that work off tiles), cpu, or accelerator (systolic arrays and the like).
+        constants: of the time model, see `microbatch.hardware.constants`; what is missing has a default.
         sources: where each figure comes from, by field.
     """
 
@@ -30,6 +32,8 @@ class DeviceSpec:
     cache_bytes: int | None = None
     link_bandwidth: float | None = None
     launch_seconds: float | None = None
+    kind: str = "gpu"
+    constants: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from microbatch.batch.oom import is_out_of_memory, release
 from microbatch.curves.cliffs import find_shape
 from microbatch.curves.levels import find_levels
@@ -34,11 +36,12 @@ SHARE_FOR_TIMING = 0.8
 """The rest of the budget is for looking inside: memory, overhead, kernels, layers."""
 MOST_CALLS, VISIT_SECONDS = 3, 0.01
 """A visit to a size times it up to three times while that takes less than 10 ms: short calls scatter most."""
-ITEMS_FOR_GRID, MOST_ITEMS, ITEMS_TO_NARROW = 34, 42, 64
-"""Timed items as multiples of the largest size: for the grid; in all, unless noise forbids an answer; and to find the
-exact batch of cliffs, if there are any."""
+ITEMS_FOR_GRID, ITEMS_TO_NARROW, MOST_ITEMS = 32, 40, 44
+"""Timed items as multiples of the largest size: for the grid; to find the exact batch of cliffs, if there are any; and
+in all, unless noise forbids an answer."""
 GOOD_ENOUGH, MUST_KNOW = 0.025, 0.032
-"""Standard error above which an answer is at risk: `explain` refuses at 0.035."""
+"""Standard error that a grid's sizes should reach, and the one (in the middle of all sizes) above which an answer is at
+risk: `explain` refuses at 0.035."""
 MOST_BISECTIONS = 24
 SHARE_FOR_NARROWING = 0.15
 FEWEST_FOR_A_CLIFF = 5
@@ -314,14 +317,17 @@ def _repeat(search: Search, watch: LoadWatch) -> None:
     """More rounds of the sizes whose time is not yet known well enough, the cheap ones first, while time is left."""
     for _ in range(MOST_ROUNDS):
         levels = find_levels(search.points())
-        wanted = SURE if search.timed_rows < MOST_ITEMS * search.largest else MUST_KNOW
         left = SHARE_FOR_TIMING * search.budget - search.elapsed
         unsure = [
             (2 * float(seconds), int(size))
             for size, seconds, error in zip(levels.batch_sizes, levels.seconds, levels.standard_error, strict=True)
-            if error > wanted
+            if error > SURE
         ]
         affordable = grid.within(unsure, left / 3)
+        if float(np.median(levels.standard_error)) < MUST_KNOW:
+            affordable = grid.within(
+                [(float(s), s) for s in affordable], MOST_ITEMS * search.largest - search.timed_rows
+            )
         if not affordable:
             return
         search.measure_round(affordable, "repeating")

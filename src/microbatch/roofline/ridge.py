@@ -22,10 +22,19 @@ def intensity(spec: DeviceSpec, dtype: str) -> float:
     Raises:
         InvalidDevice: the catalogue has no rate for that dtype.
     """
+    return rate_of(spec, dtype) / spec.bandwidth
+
+
+def rate_of(spec: DeviceSpec, dtype: str) -> float:
+    """FLOP/s of a dtype.
+
+    Raises:
+        InvalidDevice: the device has no rate for that dtype.
+    """
     if dtype not in spec.flops:
         known = ", ".join(spec.flops)
         raise InvalidDevice(f"{spec.name} has no rate for {dtype!r}.", f"Rates are known for {known}.")
-    return spec.flops[dtype] / spec.bandwidth
+    return spec.flops[dtype]
 
 
 def weights_ridge(spec: DeviceSpec, dtype: str, *, weight_dtype: str | None = None) -> float:
