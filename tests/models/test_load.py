@@ -139,7 +139,7 @@ def test_unknown_dtype_names_the_nearest() -> None:
         ("torchvision:resnet18", ("torchvision", "not supported yet", "file.py:callable")),
         ("timm:vit", ("timm", "not supported yet")),
         ("model.gguf", ("GGUF", "not supported yet")),
-        ("weights", ("folder", "not supported yet")),
+        ("weights", ("folder weights", "no config.json")),
         ("mpl:depth=8", ("mpl", "mlp")),
         ("", ("no model ''",)),
         (":make", ("no model",)),

@@ -1,4 +1,4 @@
-"""From a MODEL as the user writes it to a model that can be measured.
+"""From a MODEL as the user writes it to a model that can be measured or captured.
 
 To support a further form, write a function from the text to a `Loaded` and its row in `FORMS`.
 """
@@ -6,23 +6,18 @@ To support a further form, write a function from the text to a `Loaded` and its 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.models.built_in import BUILT_IN, build, nearest
-from microbatch.models.loaded import Loaded
+from microbatch.models.hugging_face import load_folder
+from microbatch.models.loaded import Example, Loaded, Weights
+from microbatch.models.user_code import from_callable, is_callable
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "fp64": torch.float64,
@@ -33,146 +28,71 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 """Dtypes that a model can be loaded in, by our spelling (tf32 is stored as fp32)."""
 
-OPTIONS = ("unit", "loss")
 WHAT_WORKS = "Use a built-in model ({}), package.module:callable or file.py:callable.".format(", ".join(BUILT_IN))
 
+Form = Callable[[str, torch.dtype | None, Weights], Loaded]
+"""Loads a text of one form, in a dtype where one is asked for."""
 
-def load_model(text: str, *, dtype: str | None = None) -> Loaded:
+
+def load_model(text: str, *, dtype: str | None = None, weights: Weights = "load") -> Loaded:
     """The model that `text` names, and an example of its input.
 
-    A MODEL is a built-in model with settings (``mlp:depth=8,width=1024``), or a callable that takes no argument, as
-    ``package.module:callable`` or ``file.py:callable``. It returns ``(model, example)`` or
+    A MODEL is a built-in model with settings (``mlp:depth=8,width=1024``); a Hugging Face folder; or a callable that
+    takes no argument, as ``package.module:callable`` or ``file.py:callable``. It returns ``(model, example)`` or
     ``(model, example, options)``: the example is a tensor, a tuple of positional or a dict of keyword arguments;
     options may hold ``unit`` (what one item is called) and ``loss``.
 
     Args:
         dtype: fp64, fp32, tf32, fp16 or bf16: the model and the floating-point tensors of the example are converted.
+        weights: ``"load"``: from the files where there are any, else a random start; ``"random"``: without opening
+            them; ``"meta"``: shapes without memory, on the meta device, for models whose builder allows it (folders):
+            other forms ignore it and build what they build.
 
     Raises:
-        InvalidModel: the form is unknown or not supported, a file or callable is missing, or it raised or returned
-            something else.
+        InvalidModel: the form is unknown or not supported, something is missing or broken, or code of the user's
+            raised or returned something else.
         InvalidSettings: a setting of a built-in model, or the dtype, is not valid.
     """
-    form = next(form for matches, form in FORMS if matches(text))
-    loaded = form(text)
-    return loaded if dtype is None else _converted(loaded, dtype)
-
-
-def _converted(loaded: Loaded, dtype: str) -> Loaded:
-    if dtype not in TORCH_DTYPES:
+    if dtype is not None and dtype not in TORCH_DTYPES:
         raise InvalidSettings(f"A model cannot be loaded in {dtype!r}.", nearest(dtype, TORCH_DTYPES))
-    target = TORCH_DTYPES[dtype]
+    form = next(form for matches, form in FORMS if matches(text))
+    return form(text, None if dtype is None else TORCH_DTYPES[dtype], weights)
+
+
+def _converting(build_it: Callable[[str], Loaded]) -> Form:
+    """A form whose models come in their own dtype and are converted afterwards."""
+
+    def load(text: str, dtype: torch.dtype | None, _: Weights) -> Loaded:
+        loaded = build_it(text)
+        return loaded if dtype is None else converted(loaded, dtype)
+
+    return load
+
+
+def converted(loaded: Loaded, dtype: torch.dtype) -> Loaded:
+    """The same with floating-point weights and inputs of that dtype, in every mode."""
 
     def convert(tensor: Tensor) -> Tensor:
-        return tensor.to(target) if tensor.is_floating_point() else tensor
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
+    def convert_example(example: Example) -> Example:
+        args, kwargs = tree_map_only(Tensor, convert, example)
+        return args, kwargs
+
+    example_at, build_mode = loaded.example_at, loaded.build_mode
+    args, kwargs = convert_example((loaded.args, loaded.kwargs))
     return dataclasses.replace(
         loaded,
-        model=loaded.model.to(target),
-        args=tree_map_only(Tensor, convert, loaded.args),
-        kwargs=tree_map_only(Tensor, convert, loaded.kwargs),
+        model=loaded.model.to(dtype),
+        args=args,
+        kwargs=kwargs,
+        example_at=example_at and (lambda batch, sequence: convert_example(example_at(batch, sequence))),
+        build_mode=build_mode and (lambda mode, sequence: converted(build_mode(mode, sequence), dtype)),
     )
 
 
-def _from_callable(text: str) -> Loaded:
-    place, _, name = text.rpartition(":")
-    module = _run_file(Path(place)) if place.endswith(".py") else _import(place)
-    found = getattr(module, name, None)
-    if found is None:
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InvalidModel(f"{place} has no callable {name!r}.", nearest(name, known) if known else "It defines none.")
-    if not callable(found):
-        raise InvalidModel(f"{text} is a {type(found).__name__}, not a callable.", "Name a function.")
-    return _checked(text, _attempt(found, text, "raised"))
-
-
-def _run_file(path: Path) -> ModuleType:
-    """Runs a file as an import would, its own folder importable as it is for ``python file.py``."""
-    if not path.is_file():
-        raise InvalidModel(f"There is no file {str(path)!r}.", "Check the path before the colon.")
-    name = f"microbatch_model_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module, run = importlib.util.module_from_spec(spec), spec.loader.exec_module
-    sys.modules[name] = module  # dataclasses and pickling in the file look their module up
-    with _importable(path.resolve().parent):
-        _attempt(lambda: run(module), str(path), "raised while it was imported")
-    return module
-
-
-def _import(name: str) -> ModuleType:
-    with _importable(Path.cwd()):
-        try:
-            found = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            found = None
-        if found is None:
-            raise InvalidModel(
-                f"There is no module {name!r}.", "Install it, or run from the folder that holds it; files end in .py."
-            )
-        module: ModuleType = _attempt(lambda: importlib.import_module(name), name, "raised while it was imported")
-        return module
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-def _attempt(run: Callable[[], Any], what: str, did: str) -> Any:
-    try:
-        return run()
-    except Exception as error:
-        lines = str(error).splitlines() or [""]
-        raise InvalidModel(f"{what} {did} {type(error).__name__}: {lines[0]}", "Fix it, then run again.") from error
-
-
-def _checked(text: str, result: object) -> Loaded:
-    if not (isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[0], nn.Module)):
-        raise InvalidModel(
-            f"{text} returned {_described(result)}.",
-            "Return (model, example): a torch.nn.Module, and a tensor, a tuple or a dict.",
-        )
-    model, example, *rest = result
-    args, kwargs = _example(text, example)
-    options = rest[0] if rest else {}
-    if not isinstance(options, Mapping):
-        raise InvalidModel(f"{text} returned options of {type(options).__name__}.", "Return a dict as the third.")
-    for key in options:
-        if key not in OPTIONS:
-            raise InvalidModel(f"{text} returned the unknown option {key!r}.", nearest(str(key), OPTIONS))
-    return Loaded(name=text, model=model, args=args, kwargs=kwargs, **_option_values(text, options))
-
-
-def _option_values(text: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    unit, loss = options.get("unit", "rows"), options.get("loss")
-    if not (isinstance(unit, str) and unit):
-        raise InvalidModel(f"{text} returned the unit {unit!r}.", "A unit is a word, as in 'images'.")
-    if loss is not None and not callable(loss):
-        raise InvalidModel(f"{text} returned a loss of {type(loss).__name__}.", "A loss is a function.")
-    return {"unit": unit, "loss": loss}
-
-
-def _example(text: str, example: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    if isinstance(example, Tensor):
-        return (example,), {}
-    if isinstance(example, tuple | list):
-        return tuple(example), {}
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    raise InvalidModel(
-        f"{text} returned an example of {type(example).__name__}.", "Return a tensor, a tuple or a dict of them."
-    )
-
-
-def _described(result: object) -> str:
-    if isinstance(result, tuple):
-        return f"a tuple of {', '.join(type(part).__name__ for part in result) or 'nothing'}"
-    return f"a {type(result).__name__}"
+def _load_folder(text: str, dtype: torch.dtype | None, weights: Weights) -> Loaded:
+    return load_folder(text, dtype=dtype, weights=weights)
 
 
 def _refuse_pickle(text: str) -> Loaded:
@@ -182,11 +102,11 @@ def _refuse_pickle(text: str) -> Loaded:
     )
 
 
-def _not_yet(form: str) -> Callable[[str], Loaded]:
+def _not_yet(form: str) -> Form:
     def refuse(text: str) -> Loaded:
         raise InvalidModel(f"{text!r} is {form}, a form that is not supported yet.", WHAT_WORKS)
 
-    return refuse
+    return _converting(refuse)
 
 
 def _refuse_unknown(text: str) -> Loaded:
@@ -204,21 +124,19 @@ def _is_built_in(text: str) -> bool:
     return text.partition(":")[0] in BUILT_IN
 
 
-def _is_callable(text: str) -> bool:
-    """``file.py:name`` or ``package.module:name``; ``mpl:depth=8`` is a built-in model misspelt."""
-    place, colon, name = text.rpartition(":")
-    return bool(colon) and name.isidentifier() and (place.endswith(".py") or place.replace(".", "a").isidentifier())
+def _is_folder(text: str) -> bool:
+    return bool(text) and Path(text).is_dir()
 
 
-FORMS: tuple[tuple[Callable[[str], bool], Callable[[str], Loaded]], ...] = (
-    (_is_built_in, build),
-    (lambda text: text.endswith((".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")), _refuse_pickle),
+FORMS: tuple[tuple[Callable[[str], bool], Form], ...] = (
+    (_is_built_in, _converting(build)),
+    (lambda text: text.endswith((".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")), _converting(_refuse_pickle)),
     (lambda text: text.endswith(".pt2"), _not_yet("a torch.export archive")),
     (lambda text: text.startswith("torchvision:"), _not_yet("a torchvision model")),
     (lambda text: text.startswith("timm:"), _not_yet("a timm model")),
     (lambda text: text.endswith(".gguf"), _not_yet("a GGUF file")),
-    (os.path.isdir, _not_yet("a model folder")),
-    (_is_callable, _from_callable),
-    (lambda _: True, _refuse_unknown),
+    (_is_folder, _load_folder),
+    (is_callable, _converting(from_callable)),
+    (lambda _: True, _converting(_refuse_unknown)),
 )
 """Forms in the order in which they are tried: whether a text is of the form, and how it is loaded."""
