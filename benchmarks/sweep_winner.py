@@ -4,8 +4,8 @@
 
 Reference: every integer to 32, multiples of 8 and ±1 around multiples of 32 up to 256, 7 interleaved rounds. Each
 method names a size; each size is then re-timed against the reference's, 20 pairs in alternating order. Lightning's
-finder doubles the batch until memory ends (here: until 256) and names the largest; a doubling sweep times each power of
-two once and names the one with the most throughput.
+finder looks for the largest batch that runs (of a data set of 256 rows; the package, where benchmarks/.envs/lightning
+holds it); a doubling sweep times each power of two once and names the one with the most throughput.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,9 @@ from microbatch.profiling.explain import explain
 from microbatch.profiling.sweep import profile
 from microbatch.profiling.workload import Workload
 
+sys.path.append(str(Path(__file__).parents[1]))  # run as a file, only its own folder is known
+from benchmarks import lightning_finder
+
 TOP, ROUNDS, PAIRS = 256, 7, 20
 
 
@@ -38,15 +42,28 @@ def reference_sizes() -> list[int]:
     return sorted({*range(1, 33), *range(40, TOP + 1, 8), *around})
 
 
-def timed(work: Workload, sizes: list[int], rounds: int) -> tuple[dict[int, float], int]:
-    """Least seconds by size over interleaved, order-alternating rounds, and the items in all timed calls."""
-    seconds = dict.fromkeys(sizes, float("inf"))
+Samples = dict[int, list[float]]
+
+
+def timed(work: Workload, sizes: list[int], rounds: int) -> Samples:
+    """Seconds by size over interleaved, order-alternating rounds."""
+    samples: Samples = {size: [] for size in sizes}
     for turn in range(rounds):
         for size in sizes if turn % 2 == 0 else reversed(sizes):
             step = work.prepare(size)
             step()
-            seconds[size] = min(seconds[size], time_call(step))
-    return seconds, rounds * sum(sizes)
+            samples[size].append(time_call(step))
+    return samples
+
+
+def least(samples: Samples) -> dict[int, float]:
+    """The least seconds of each size."""
+    return {size: min(seconds) for size, seconds in samples.items()}
+
+
+def rows(samples: Samples) -> int:
+    """Items in all timed calls."""
+    return sum(size * len(seconds) for size, seconds in samples.items())
 
 
 def best(seconds: dict[int, float]) -> int:
@@ -78,6 +95,13 @@ def example_of(loaded: Loaded) -> object:
     return loaded.kwargs or loaded.args
 
 
+def lightning_winners(loaded: Loaded) -> dict[str, int]:
+    """What Lightning's finder names in both of its modes; by its rule where the package is not installed."""
+    if not lightning_finder.is_installed():
+        return {"Lightning's finder (its rule)": TOP}
+    return {f"Lightning's finder, {mode}": lightning_finder.find(loaded, TOP, mode) for mode in ("power", "binsearch")}
+
+
 def one_model(name: str) -> dict[str, object]:
     """Every method on one model."""
     loaded = load_model(name)
@@ -87,15 +111,15 @@ def one_model(name: str) -> dict[str, object]:
     ours_wall = time.perf_counter() - start
     with Workload(loaded.model, loaded.args, loaded.kwargs) as work:
         start = time.perf_counter()
-        seconds, rows = timed(work, reference_sizes(), ROUNDS)
-        reference_wall = time.perf_counter() - start
-        doubling, doubling_rows = timed(work, [2**k for k in range(9)], 1)
+        reference = timed(work, reference_sizes(), ROUNDS)
+        seconds, reference_wall = least(reference), time.perf_counter() - start
+        doubling = timed(work, [2**k for k in range(9)], 1)
         winners = {
             "ours": ours,
             "reference, smallest within 2 %": best(seconds),
             "reference, highest": highest(seconds),
-            "doubling sweep": highest(doubling),
-            "Lightning's finder": TOP,
+            "doubling sweep": highest(least(doubling)),
+            **lightning_winners(loaded),
         }
         against = winners["reference, highest"]
         ratios = {method: paired(work, size, against) for method, size in winners.items()}
@@ -105,9 +129,10 @@ def one_model(name: str) -> dict[str, object]:
         "winners": winners,
         "throughput over the reference's highest": ratios,
         "ours over the reference's smallest within 2 %": same_rule,
-        "timed_rows": {"ours": measured.timed_rows, "reference": rows, "doubling": doubling_rows},
-        "share_of_rows": measured.timed_rows / rows,
+        "timed_rows": {"ours": measured.timed_rows, "reference": rows(reference), "doubling": rows(doubling)},
+        "share_of_rows": measured.timed_rows / rows(reference),
         "wall_seconds": {"ours": ours_wall, "reference": reference_wall},
+        "samples": {"ours": {p.batch_size: p.samples for p in measured.points}, "reference": reference},
     }
 
 
@@ -117,18 +142,23 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "transformer", "decoder"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    models = [one_model(name) for name in options.models]
     result = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "load_before": os.getloadavg()[0],
-        "models": [one_model(name) for name in options.models],
+        "load_before": load_before,
+        "models": models,
         "load_after": os.getloadavg()[0],
     }
-    text = json.dumps(result, indent=1)
-    print(text)
+    print(json.dumps({**result, "models": [_without_samples(model) for model in models]}, indent=1))
     if options.out:
-        options.out.write_text(text + "\n")
+        options.out.write_text(json.dumps(result) + "\n")
+
+
+def _without_samples(model: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in model.items() if key != "samples"}
 
 
 if __name__ == "__main__":

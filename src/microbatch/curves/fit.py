@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +61,18 @@ def template(batch_sizes: Floats, ridge: float | Floats, p: float | Floats) -> F
     return result
 
 
-def make_grid(
-    batch_sizes: Floats, period: int = 1, *, exponents: Floats = EXPONENTS, density: int = RIDGES_PER_E
-) -> Grid:
+def make_grid(batch_sizes: Floats, period: int = 1) -> Grid:
     """Ridges from an eighth of the smallest size to eight times the largest, for every exponent."""
+    return _last_grid(tuple(batch_sizes.tolist()), period)
+
+
+@lru_cache(maxsize=2)
+def _last_grid(batch_sizes: tuple[float, ...], period: int) -> Grid:
+    """One curve is fitted several times on the same grid, which takes longer to make than to search."""
+    return _grid(np.array(batch_sizes), period, EXPONENTS, RIDGES_PER_E)
+
+
+def _grid(batch_sizes: Floats, period: int, exponents: Floats, density: int) -> Grid:
     low, high = np.log(batch_sizes[0] / 8), np.log(batch_sizes[-1] * 8)
     ridges = np.exp(np.linspace(low, high, int((high - low) * density) + 2))
     p, r = (axis.ravel() for axis in np.meshgrid(exponents, ridges, indexing="ij"))
@@ -72,7 +81,7 @@ def make_grid(
 
 def make_coarse_grid(batch_sizes: Floats, period: int = 1) -> Grid:
     """As `make_grid`, a seventh of its rows."""
-    return make_grid(batch_sizes, period, exponents=COARSE_EXPONENTS, density=COARSE_RIDGES_PER_E)
+    return _grid(batch_sizes, period, COARSE_EXPONENTS, COARSE_RIDGES_PER_E)
 
 
 def round_up(batch_sizes: Floats, period: int) -> Floats:

@@ -77,8 +77,8 @@ def _width_trial(width: int) -> Trial:
 def _decoder_trial(context: int, *, cache: bool) -> Trial:
     return Trial(
         label=f"{'cache' if cache else 'no cache'}, {context} tokens",
-        model=f"decoder:context={context},cache={'true' if cache else 'false'}",
-        share=10 if cache else 12,
+        model=f"decoder:depth=4,context={context},cache={'true' if cache else 'false'}",
+        share=10 if cache else 14,
         max_batch_size=128 if cache else max(8, 1024 // context),
     )
 

@@ -29,6 +29,8 @@ SURE = 0.012
 SHARE_OF_ONE_CALL = 1 / 150
 """No size whose single call takes more than this share of the budget: it is called some 15 times, and the sizes
 below it together take as long again."""
+SIZES_BEFORE_CARE, SHARE_BEFORE = 4, 1 / 40
+"""Fewer sizes than that are no curve: until then a call may take longer, and each size is timed less often."""
 SHARE_FOR_GRID = 0.6
 MOST_GRID_ROUNDS = 8
 SHARE_TO_VERIFY = 0.1
@@ -36,16 +38,15 @@ SHARE_FOR_TIMING = 0.8
 """The rest of the budget is for looking inside: memory, overhead, kernels, layers."""
 MOST_CALLS, VISIT_SECONDS = 3, 0.01
 """A visit to a size times it up to three times while that takes less than 10 ms: short calls scatter most."""
-ITEMS_FOR_GRID, ITEMS_TO_NARROW, MOST_ITEMS = 32, 40, 44
-"""Timed items as multiples of the largest size: for the grid; to find the exact batch of cliffs, if there are any; and
-in all, unless noise forbids an answer."""
+ITEMS_FOR_GRID, MOST_ITEMS = 28, 44
+"""Timed items as multiples of the largest size: for the grid; and in all, unless noise forbids an answer."""
 GOOD_ENOUGH, MUST_KNOW = 0.025, 0.032
 """Standard error that a grid's sizes should reach, and the one (in the middle of all sizes) above which an answer is at
 risk: `explain` refuses at 0.035."""
 MOST_BISECTIONS = 24
 SHARE_FOR_NARROWING = 0.15
 FEWEST_FOR_A_CLIFF = 5
-ROUNDS_TO_NARROW = 2
+MOST_ROUNDS_TO_NARROW = 3
 CLEARLY = 3.0
 """Standard errors above 1 at which a cliff is worth the price of finding its exact batch."""
 
@@ -171,10 +172,8 @@ def reach(search: Search, top: int) -> str:
         search.measure(size)
         if _is_saturated(search):
             return "saturated"
-        if (
-            2 * min(search.samples[size].seconds) > SHARE_OF_ONE_CALL * search.budget
-            or search.elapsed > 0.4 * search.budget
-        ):
+        share = SHARE_OF_ONE_CALL if len(search.samples) >= SIZES_BEFORE_CARE else SHARE_BEFORE
+        if 2 * min(search.samples[size].seconds) > share * search.budget or search.elapsed > 0.4 * search.budget:
             return "budget"
         if size == top:
             break
@@ -275,18 +274,25 @@ def _choose(search: Search, edges: Sequence[int]) -> list[int]:
     """Sizes for the grid: many on a quiet machine, fewer and more often on a noisy one, for the same work."""
     sizes, top = sorted(search.samples), search.largest
     seconds_of = grid.estimate(sizes, [min(search.samples[size].seconds) for size in sizes])
-    sigma = find_levels(search.points()).sigma or 0.0
     return grid.choose_sizes(
         grid.levels_of_detail(top, edges),
         seconds_of,
         allowance=SHARE_FOR_GRID * (search.budget - search.elapsed),
-        rounds=min(max(round((sigma / GOOD_ENOUGH) ** 2), FIRST_ROUNDS), MOST_GRID_ROUNDS),
+        rounds=_rounds_for(find_levels(search.points()).sigma, FIRST_ROUNDS, MOST_GRID_ROUNDS),
         largest_items=ITEMS_FOR_GRID * top - search.timed_rows,
     )
 
 
+def _rounds_for(sigma: float | None, fewest: int, most: int) -> int:
+    """Rounds after which a size's time is known well enough, when one call varies by `sigma`."""
+    return min(max(round(((sigma or 0.0) / GOOD_ENOUGH) ** 2), fewest), most)
+
+
 def _narrow(search: Search) -> None:
-    """Bisects the intervals of the clearest cliffs until their exact batch is known."""
+    """Bisects the intervals of the clearest cliffs until their exact batch is known.
+
+    On a noisy machine the neighbours are timed again beside each new size, so that all three share its moment.
+    """
     tried: set[int] = set()
     end = search.elapsed + SHARE_FOR_NARROWING * search.budget
     for _ in range(MOST_BISECTIONS):
@@ -294,18 +300,21 @@ def _narrow(search: Search) -> None:
         if len(points) < FEWEST_FOR_A_CLIFF:
             return
         sizes = [point.batch_size for point in points]
-        shape = find_shape(find_levels(points))
+        levels = find_levels(points)
+        shape = find_shape(levels)
+        rounds = _rounds_for(levels.sigma, 2, MOST_ROUNDS_TO_NARROW)
         clear = [i for i in shape.cliffs if shape.log_excess[i] > CLEARLY * shape.standard_error[i]]
         new = [
             size for size in grid.next_bisection(sizes, [(sizes[i - 1], sizes[i]) for i in clear]) if size not in tried
         ]
-        visited = {*new, *(neighbour for size in new for neighbour in _around(sizes, size))}
-        cost = 2 * ROUNDS_TO_NARROW * sum(min(search.samples[s].seconds) for s in visited if s in search.samples)
-        items = search.timed_rows + ROUNDS_TO_NARROW * sum(visited)
-        if not new or search.elapsed + cost > end or items > ITEMS_TO_NARROW * search.largest:
+        beside = (neighbour for size in new for neighbour in _around(sizes, size))
+        visited = {*new, *beside} if (levels.sigma or 0.0) > GOOD_ENOUGH else set(new)
+        cost = 2 * rounds * sum(min(search.samples[s].seconds) for s in visited if s in search.samples)
+        items = search.timed_rows + rounds * sum(visited)
+        if not new or search.elapsed + cost > end or items > MOST_ITEMS * search.largest:
             return
         tried.update(new)
-        for _ in range(ROUNDS_TO_NARROW):
+        for _ in range(rounds):
             search.measure_round(visited, "narrowing a jump")
 
 

@@ -130,7 +130,8 @@ class Work:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and numbers; polynomials as text."""
-        return _plain(asdict(self))
+        result: dict[str, Any] = _plain(asdict(self))
+        return result
 
 
 def _plain(value: Any) -> Any:
