@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from microbatch.hardware.device_spec import DeviceSpec
     from microbatch.profiling.compare import compare
     from microbatch.profiling.explain import explain
+    from microbatch.profiling.predict import predict
     from microbatch.profiling.sweep import profile
     from microbatch.reporting.save import save, show
     from microbatch.sizes import BatchSizes
@@ -54,6 +55,7 @@ __all__ = [
     "UserError",
     "compare",
     "explain",
+    "predict",
     "profile",
     "save",
     "show",
@@ -78,6 +80,7 @@ _HOMES = {
     "UserError": "microbatch.errors",
     "compare": "microbatch.profiling.compare",
     "explain": "microbatch.profiling.explain",
+    "predict": "microbatch.profiling.predict",
     "profile": "microbatch.profiling.sweep",
     "save": "microbatch.reporting.save",
     "show": "microbatch.reporting.save",

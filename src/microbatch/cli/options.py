@@ -42,6 +42,18 @@ def parse_gemm(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """``"128,512,2048"`` → (128, 512, 2048).
+
+    Raises:
+        InvalidQuantity: not positive whole numbers with commas between them.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d{0,8}", part) for part in parts):
+        raise InvalidQuantity(f"{text!r} is not a list of lengths.", "Write it as in 128,512,2048.")
+    return tuple(int(part) for part in parts)
+
+
 DURATION = reader(parse_seconds)
 BYTES = reader(parse_bytes)
 GEMM = reader(parse_gemm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from microbatch.curves.beside import Beside
 from microbatch.curves.profile import Profile
 from microbatch.notebook import notebook_form
 
@@ -176,6 +177,8 @@ class Explanation:
     utilisation: str = ""
     """Why utilisation did or did not rise with the batch, in a few sentences."""
     warnings: tuple[str, ...] = field(default=())
+    beside: Beside | None = None
+    """A measurement of the same model laid beside a prediction."""
 
     def point(self, batch_size: int) -> Binding:
         """The point at a measured size."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from microbatch.curves.prediction import Prediction, SurfacePoint
+
 SCHEMA_VERSION = 1
 
 
@@ -50,7 +52,9 @@ class Layer:
     flops_per_item: float
     activation_bytes_per_item: float
     seconds: tuple[float, ...] = ()
-    """Measured time of one call, one value per `Profile.layer_batch_sizes`."""
+    """Time of one call, one value per `Profile.layer_batch_sizes`; of all `repeat` layers together."""
+    repeat: int = 1
+    """Identical layers that stand behind this row: a prediction names the first of them only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,6 +206,10 @@ class Profile:
     """What ended the search for larger sizes: saturated, memory, budget, limit or error."""
     environment: Environment = field(default_factory=Environment)
     warnings: tuple[str, ...] = ()
+    prediction: Prediction | None = None
+    """What the curve was computed for; None for a measured one."""
+    surface: tuple[SurfacePoint, ...] = ()
+    """Predicted throughput by sequence length and batch size, where it was asked for."""
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

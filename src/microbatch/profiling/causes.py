@@ -58,6 +58,13 @@ def find_cause(jump: Jump) -> tuple[str, str]:
     return next((answer for answer in found if answer is not None), ("unknown", _missing(jump)))
 
 
+def _computed(jump: Jump) -> tuple[str, str] | None:
+    """A predicted curve knows its steps: the time model made them."""
+    steps = jump.profile.prediction.steps if jump.profile.prediction else ()
+    found = (step for step in steps if step.batch_size == jump.after.batch_size)
+    return next(((step.cause, step.evidence) for step in found), None)
+
+
 def _tile_or_wave(jump: Jump) -> tuple[str, str] | None:
     if jump.device is None or jump.gemm is None:
         return None
@@ -149,7 +156,9 @@ def _compute(jump: Jump) -> tuple[str, str] | None:
     return "compute", f"The ridge, {format_number(jump.ridge)}, lies between {low} and {high}: below it time is flat."
 
 
-CAUSES: tuple[Cause, ...] = (_tile_or_wave, _allocator, _overhead, _other_kernel, _fall, _padding, _cache, _compute)
+CAUSES: tuple[Cause, ...] = (
+    _computed, _tile_or_wave, _allocator, _overhead, _other_kernel, _fall, _padding, _cache, _compute,
+)  # fmt: skip
 """In the order in which they are tried: direct evidence first, the curve's shape after it."""
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from microbatch.curves import objective as choose
 from microbatch.curves.cliffs import EXACT_GAP, ONE_SIDED_90, Shape, find_shape
 from microbatch.curves.codec import load_profile
+from microbatch.curves.exact import exact_shape
 from microbatch.curves.explanation import Binding, Cliff, Drop, Explanation, Fit, Padding, Recommendation, Ridge
 from microbatch.curves.levels import Floats, Levels, find_levels
 from microbatch.curves.profile import Profile
@@ -62,7 +63,7 @@ def explain(
     levels = find_levels(profile.points)
     _check_noise(levels)
     seconds, half_width = _display(profile, levels)
-    shape = find_shape(levels)
+    shape = exact_shape(levels) if profile.source == "predicted" else find_shape(levels)
     ridge = _with_predictions(find_ridge(levels, shape), profile, device, gemm)
     fit = find_fit(levels, shape)
     points = _points(profile, seconds, half_width, fit)
@@ -262,6 +263,13 @@ def _padding(levels: Levels, seconds: Floats) -> tuple[Padding, ...]:
 
 def _with_predictions(ridge: Ridge, profile: Profile, device: DeviceSpec | None, gemm: tuple[int, int] | None) -> Ridge:
     """The ridge with what the device's own figures predict for it."""
+    if (known := profile.prediction) is not None:
+        return replace(
+            ridge,
+            predicted_weights=known.ridge_weights,
+            predicted_with_activations=known.ridge_with_activations,
+            reason=ridge.reason if ridge.value is None else "Computed, so there is no interval.",
+        )
     dtype = profile.dtype or ("fp16" if device and "fp16" in device.flops else "")
     if device is not None and dtype in device.flops:
         activations = ridge_with_activations(device, dtype, *gemm) if gemm else None
@@ -312,6 +320,6 @@ def _recommend(
 def _under_target(sizes: Floats, seconds: Floats, half_width: Floats, target: float) -> tuple[int, str, str]:
     within = choose.within_target(seconds * np.exp(half_width), target)
     if not within:
-        return 0, "target", f"No size measured answers within the target; {int(sizes[0])} comes nearest."
+        return 0, "target", f"No size answers within the target; {int(sizes[0])} comes nearest."
     index = max(within, key=lambda i: float(sizes[i] / seconds[i]))
     return index, "target", "The highest throughput whose upper interval stays under the target."

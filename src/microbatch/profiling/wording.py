@@ -22,6 +22,8 @@ FEW_SIZES = 8
 
 def limit(profile: Profile, throughput: Floats) -> tuple[str, str]:
     """(limited_by, reason) of a choice by throughput."""
+    if profile.memory and profile.memory.predicted_largest == 0 and profile.source == "predicted":
+        return "memory", "It does not fit in memory, whatever the batch."
     sizes = np.array(profile.batch_sizes)
     half = throughput[sizes <= sizes[-1] / 2]
     rising = (
@@ -39,7 +41,12 @@ def limit(profile: Profile, throughput: Floats) -> tuple[str, str]:
 
 
 def confidence(levels: Levels, index: int, profile: Profile) -> str:
-    """high: each time is known within 1 % on a quiet machine; low: one time per size, or uncertain by over 2 %."""
+    """high: each time is known within 1 % on a quiet machine; low: one time per size, or uncertain by over 2 %.
+
+    A prediction is low from a datasheet alone, and medium where the device's file holds constants fitted to it.
+    """
+    if profile.prediction is not None:
+        return "medium" if profile.prediction.fitted else "low"
     if levels.sigma is None:
         return "low"
     error = float(max(levels.standard_error[index], np.median(levels.standard_error)))
@@ -52,6 +59,9 @@ def confidence(levels: Levels, index: int, profile: Profile) -> str:
 
 def warnings(profile: Profile, levels: Levels) -> tuple[str, ...]:
     """What a reader must know before trusting the result."""
+    uncounted = f"FLOPs of {', '.join(profile.uncounted)} are not counted: utilisation is a lower bound."
+    if profile.source == "predicted":
+        return (uncounted.replace("utilisation", "the time"),) if profile.uncounted else ()
     sizes = [int(size) for size in levels.batch_sizes]
     found: list[str] = []
     if levels.sigma is None:
@@ -71,7 +81,7 @@ def warnings(profile: Profile, levels: Levels) -> tuple[str, ...]:
     if environment.throttled:
         found.append("The clock was throttled during the run.")
     if profile.uncounted:
-        found.append(f"FLOPs of {', '.join(profile.uncounted)} are not counted: utilisation is a lower bound.")
+        found.append(uncounted)
     return tuple(found)
 
 

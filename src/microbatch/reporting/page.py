@@ -13,11 +13,12 @@ from markupsafe import Markup
 
 from microbatch import __version__
 from microbatch.curves.explanation import Explanation
-from microbatch.reporting import wording, zone_wording
+from microbatch.reporting import prediction_wording, wording, zone_wording
 from microbatch.reporting.canvas import inline_svg
 from microbatch.reporting.memory_picture import draw_memory, has_memory
 from microbatch.reporting.palette import PALETTES
 from microbatch.reporting.picture import draw
+from microbatch.reporting.surface_picture import draw_surface
 from microbatch.reporting.tables import about_sizes, about_the_run
 from microbatch.reporting.text import to_text
 from microbatch.reporting.wording import Fact
@@ -40,6 +41,9 @@ GLOSSARY = (
     ("bandwidth roof", "The most items per second if every operator reads and writes its data once from memory."),
     ("overhead", "Time of a call in which no operator runs: Python, launches, synchronisation."),
     ("90 % interval", "Where the median time lies, given the samples; nothing is known without repeats."),
+    ("context limit", "Tokens in the cache beyond which reading keys and values takes longer than computing, whatever "
+     "the batch."),
+    ("half-way batch", "The batch that reaches half of the tokens per second that reading the cache allows."),
     ("noise", "How far a single call strays from the time of its size."),
     ("fit", "The smooth curve t(b) = ((fixed)^p + (per item × b)^p)^(1/p) with the cliffs taken out."),
 )  # fmt: skip
@@ -91,6 +95,8 @@ def _parts(explanation: Explanation) -> dict[str, object]:
         "zones": zone_wording.zones(explanation),
         "binding": wording.binding(explanation),
         "curve": _figures(explanation, "curve"),
+        "findings": prediction_wording.lines(explanation),
+        "surface": _figures(explanation, "surface") if profile.surface else "",
         "memory_curve": _figures(explanation, "memory") if has_memory(profile) else "",
         "utilisation": wording.clean(explanation.utilisation),
         "about_sizes": about_sizes(explanation),
@@ -102,7 +108,8 @@ def _parts(explanation: Explanation) -> dict[str, object]:
 
 def _cards(explanation: Explanation) -> list[Fact]:
     cards = [
-        Fact(label=fact.label.rstrip(":"), value=fact.value, hint=fact.hint) for fact in wording.facts(explanation)
+        Fact(label=fact.label.rstrip(":"), value=fact.value, hint=fact.hint)
+        for fact in (*wording.facts(explanation), *prediction_wording.facts(explanation))
     ]
     known = "unknown" if explanation.noise is None else format_percent(explanation.noise)
     why = "" if explanation.noise is not None else f"{wording.noise(explanation)}, "
@@ -111,7 +118,7 @@ def _cards(explanation: Explanation) -> list[Fact]:
 
 def _figures(explanation: Explanation, what: str) -> Markup:
     """The wide and the narrow picture; the style sheet shows the one that fits and colours it."""
-    picture = {"curve": draw, "memory": draw_memory}[what]
+    picture = {"curve": draw, "memory": draw_memory, "surface": draw_surface}[what]
     wide = inline_svg(picture(explanation, width="wide", heading=False), f"{what}-wide", variables=True)
     narrow = inline_svg(picture(explanation, width="narrow", heading=False), f"{what}-narrow", variables=True)
     return Markup(f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>')

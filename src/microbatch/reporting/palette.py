@@ -28,6 +28,7 @@ PALETTES: dict[Theme, dict[str, str]] = {
         "use": "#00704c",
         "avoid": "#c24e00",
         "target": "#b3261e",
+        "beside": "#4a4f12",
     },
     "dark": {
         "background": "#14171b",
@@ -45,6 +46,7 @@ PALETTES: dict[Theme, dict[str, str]] = {
         "use": "#34d6a4",
         "avoid": "#ff8d42",
         "target": "#ff7f77",
+        "beside": "#d9d76a",
     },
 }
 """Hex colours by name. Within one set all are different, so that a picture's colours can be mapped back to names."""

@@ -16,6 +16,7 @@ from matplotlib.path import Path
 from microbatch.curves.explanation import Explanation, Fit
 from microbatch.curves.profile import Point, Profile
 from microbatch.reporting import marks, wording
+from microbatch.reporting.beside_picture import draw_measured, measured_places
 from microbatch.reporting.canvas import Sheet, Width, label_ticks, log_axes, padded, size_ticks, style, value_ticks
 from microbatch.reporting.palette import Theme
 from microbatch.units import format_seconds
@@ -68,7 +69,12 @@ def _throughput_panel(axes: Axes, explanation: Explanation, colours: dict[str, s
     sizes = [point.batch_size for point in explanation.points]
     rates = [point.throughput for point in explanation.points]
     roofs = _roofs(explanation.profile)
-    every = rates + [rate for _, curve, *_ in roofs for rate in curve[1] if rate < 8 * max(rates)]
+    beside = measured_places(explanation, lambda size, seconds: size / seconds)
+    every = (
+        rates
+        + [rate for _, rate in beside]
+        + [rate for _, curve, *_ in roofs for rate in curve[1] if rate < 8 * max(rates)]
+    )
     log_axes(axes, padded([float(size) for size in sizes], 0.04), padded(every, 0.08))
     marks.shade_zones(axes, explanation, colours)
     for name, curve, colour, dashes, thickness in roofs:
@@ -78,6 +84,7 @@ def _throughput_panel(axes: Axes, explanation: Explanation, colours: dict[str, s
         (point.batch_size / (point.high or inf), point.batch_size / (point.low or inf)) for point in explanation.points
     ]
     _curve(axes, explanation, rates, [end if end[0] and end[1] else None for end in ends], colours)
+    draw_measured(axes, explanation, beside, colours["beside"])
     places = value_ticks(*axes.get_ylim())
     label_ticks(axes, "y", places, [tick_text(place) for place in places])
 
@@ -87,7 +94,8 @@ def _time_panel(axes: Axes, explanation: Explanation, colours: dict[str, str], s
     times = [point.seconds for point in explanation.points]
     overheads = _overheads(explanation.profile, min(times) / 8)
     target = explanation.latency_target
-    near = [time for _, time in overheads] + ([target] if target else [])
+    beside = measured_places(explanation, lambda _, seconds: seconds)
+    near = [time for _, time in (*overheads, *beside)] + ([target] if target else [])
     dots = _samples(explanation.profile)
     log_axes(axes, axes.get_xlim(), padded(times + near + [time for _, time in dots], 0.06))
     marks.shade_zones(axes, explanation, colours)
@@ -109,6 +117,7 @@ def _time_panel(axes: Axes, explanation: Explanation, colours: dict[str, str], s
     _curve(
         axes, explanation, times, [(p.low, p.high) if p.low and p.high else None for p in explanation.points], colours
     )
+    draw_measured(axes, explanation, beside, colours["beside"])
     places = value_ticks(*axes.get_ylim())
     label_ticks(axes, "y", places, [format_seconds(place) for place in places])
     places = size_ticks(*axes.get_xlim(), sheet.ticks, tuple(sizes))
@@ -213,7 +222,7 @@ def _spread(point: Point, most: int) -> list[float]:
     return [ordered[round(index * (len(ordered) - 1) / (most - 1))] for index in range(most)]
 
 
-_ORDER = ("measured", "computed", "single", "fit", "compute", "bandwidth", "overhead", "target", "sizes")
+_ORDER = ("measured", "computed", "beside:", "single", "fit", "compute", "bandwidth", "overhead", "target", "sizes")
 
 
 def _legend(

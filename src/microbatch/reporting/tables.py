@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from microbatch.curves.explanation import Binding, Cliff, Explanation
 from microbatch.curves.profile import ExpertLoad, Layer, MemoryCurve, Point, Profile
 from microbatch.reporting import wording, zone_wording
+from microbatch.reporting.beside_table import beside_table
 from microbatch.reporting.environment_table import environment
+from microbatch.reporting.surface import surface_table
 from microbatch.reporting.table import Table, duration, percent, without_empty
 from microbatch.reporting.wording import clean, rounded, short
 from microbatch.units import format_bytes, format_number, format_percent, format_rate, format_seconds
@@ -23,7 +25,10 @@ def tables(explanation: Explanation) -> list[Table]:
 
 def about_sizes(explanation: Explanation) -> list[Table]:
     """What to avoid and what to pad."""
-    return _filled(zones(explanation), falls(explanation), padding(explanation))
+    profile = explanation.profile
+    return _filled(
+        zones(explanation), falls(explanation), padding(explanation), surface_table(profile), beside_table(explanation)
+    )
 
 
 def about_the_run(explanation: Explanation) -> list[Table]:
@@ -84,41 +89,48 @@ def padding(explanation: Explanation) -> Table:
 def memory(profile: Profile) -> Table:
     """What memory is spent on, and what it allows."""
     curve = profile.memory
-    rows = () if curve is None else tuple((name, value) for name, value in _memory_rows(curve, profile.unit) if value)
-    return Table(title="Memory", columns=("what", "value"), rows=rows)
+    if curve is None:
+        return Table(title="Memory", columns=("what", "value"), rows=())
+    told = _memory_rows(curve, profile.unit, predicted=profile.source == "predicted")
+    note = profile.prediction.memory_method if profile.prediction else ""
+    rows = tuple((name, value) for name, value in told if value)
+    return Table(title="Memory", columns=("what", "value"), rows=rows, note=f"Found {note}." if note else "")
 
 
-def _memory_rows(curve: MemoryCurve, unit: str) -> Iterable[tuple[str, str]]:
+def _memory_rows(curve: MemoryCurve, unit: str, *, predicted: bool) -> Iterable[tuple[str, str]]:
     yield "fixed, whatever the batch", format_bytes(curve.fixed_bytes)
     for name, size in curve.parts.items():
         yield f"· {short(name)}", format_bytes(size)
     yield f"for each of the {short(unit, 20)}", format_bytes(curve.bytes_per_item)
     yield f"limit ({short(curve.limit_source) or 'source unknown'})", format_bytes(curve.limit_bytes)
     yield "kept free", format_percent(curve.margin)
-    yield "largest batch run that fits", _count(curve.largest_that_fits)
+    if not predicted:
+        yield "largest batch run that fits", _count(curve.largest_that_fits)
     yield "largest batch predicted, not run", _count(curve.predicted_largest)
 
 
 def layers(profile: Profile) -> Table:
     """One row for each layer: weights, FLOPs, and its time at each layer batch size."""
     timed = profile.layer_batch_sizes if all(layer.seconds for layer in profile.layers) else ()
-    columns = ["layer", "kind", "weights", f"FLOP per {_one(profile.unit)}"]
+    repeated = any(layer.repeat > 1 for layer in profile.layers)
+    columns = ["layer", *(["×"] if repeated else []), "kind", "weights", f"FLOP per {_one(profile.unit)}"]
     for size in timed:
         columns += [f"time at {format_number(size)}", "share"]
     weight_columns = [wording.layer_weights(profile, size)[0] for size in timed]
     rows = [
-        _layer(layer, [(column[index], sum(column)) for column in weight_columns])
+        _layer(layer, repeated, [(column[index], sum(column)) for column in weight_columns])
         for index, layer in enumerate(profile.layers)
     ]
     return Table(title="Layers", columns=tuple(columns), rows=tuple(rows))
 
 
-def _layer(layer: Layer, times: list[tuple[float, float]]) -> tuple[str, ...]:
+def _layer(layer: Layer, repeated: bool, times: list[tuple[float, float]]) -> tuple[str, ...]:
     shares = [
         cell for own, total in times for cell in (format_seconds(own), format_percent(own / total) if total else "")
     ]
     flops = format_rate(layer.flops_per_item, "FLOP").removesuffix("/s")
-    return short(layer.name), short(layer.kind, 32), format_bytes(layer.parameter_bytes), flops, *shares
+    number = (format_number(layer.repeat),) if repeated else ()
+    return short(layer.name), *number, short(layer.kind, 32), format_bytes(layer.parameter_bytes), flops, *shares
 
 
 def _one(unit: str) -> str:

@@ -10,7 +10,7 @@ from microbatch.curves.explanation import Explanation
 from microbatch.curves.profile import Profile
 from microbatch.errors import InvalidSettings
 from microbatch.hardware.device_spec import DeviceSpec
-from microbatch.reporting import wording, zone_wording
+from microbatch.reporting import prediction_wording, wording, zone_wording
 from microbatch.reporting.table import Table
 from microbatch.reporting.tables import tables
 from microbatch.units import DTYPE_BYTES, format_bytes, format_number, format_percent, format_rate, format_seconds
@@ -71,11 +71,12 @@ def _wrapped(text: str) -> str:
 
 def _explanation(explanation: Explanation) -> Iterable[str]:
     yield f"{wording.headline(explanation)}  {wording.outcome(explanation)}     {wording.trust(explanation)}"
-    yield from _flow([str(fact) for fact in wording.facts(explanation)])
+    yield from _flow([str(fact) for fact in (*wording.facts(explanation), *prediction_wording.facts(explanation))])
     if limit := wording.limit(explanation):
         yield f"  {limit}"
     yield from zone_wording.zones(explanation)
     yield wording.binding(explanation)
+    yield from prediction_wording.lines(explanation)
     for note in wording.notes(explanation):
         yield f"Note: {note}"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.roofline import accelerator, cpu, gpu
 from microbatch.roofline.operator_time import OperatorTime
+from microbatch.roofline.parallel import time_communication
 from microbatch.work.operators import Operator, Work
 
 Timer = Callable[[Operator, DeviceSpec, float, float], OperatorTime]
@@ -38,6 +39,9 @@ def time_call(work: Work, spec: DeviceSpec, *, batch: float, sequence: float = 1
         InvalidDevice: the device has no rate for a dtype of the work.
     """
     timer = TIMERS[spec.kind]
-    times = tuple(timer(operator, spec, batch, sequence) for operator in work.operators)
+    times = tuple(
+        (time_communication if operator.kind == "communication" else timer)(operator, spec, batch, sequence)
+        for operator in work.operators
+    )
     total = sum(operator.repeat * time.seconds for operator, time in zip(work.operators, times, strict=True))
     return CallTime(seconds=total, operators=times)
