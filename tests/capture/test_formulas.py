@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from microbatch.capture.formulas import FLOPS, FREE, FUSED_ATTENTION, MOVES, PER_ELEMENT, attention_pairs
-from microbatch.capture.moved import BYTES
+from microbatch.capture.moved import TOUCHED
 from microbatch.capture.tally import operator_of
 
 
@@ -79,6 +79,6 @@ def test_no_operator_stands_in_two_tables() -> None:
 
 
 def test_every_special_byte_rule_is_of_an_operator_that_is_counted() -> None:
-    for name in BYTES:
+    for name in TOUCHED:
         plain = name if name in FLOPS else name.rstrip("_")
         assert any(plain in table for table in (FLOPS, PER_ELEMENT, MOVES)), name

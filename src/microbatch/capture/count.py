@@ -8,7 +8,7 @@ tokens that are left), fake tensors cannot decide; the model then runs once for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from microbatch.capture.moved import tensors_in
+from microbatch.capture.stored import packed_bytes
 from microbatch.capture.tally import Tally, tallying
 from microbatch.errors import InvalidModel, InvalidSettings
 
@@ -113,19 +114,23 @@ def _run(
     world: Callable[[], AbstractContextManager[Bind]],
 ) -> Tally:
     training = mode == "training"
-    with world() as bind, _slow_attention(), torch.set_grad_enabled(training):
+    with world() as bind, slow_attention(), torch.set_grad_enabled(training):
         buffers, args, kwargs = bind((dict(model.named_buffers()), args, kwargs))
         with tallying(model) as tally:
             output = torch.func.functional_call(model, buffers, args, kwargs)
             if training:
-                _backward(model, output)
+                backward(model, output, list(model.parameters()))
     return tally
 
 
-def _backward(model: nn.Module, output: object) -> None:
-    """Runs the backward pass without touching ``.grad``."""
+def backward(model: nn.Module, output: object, parameters: Sequence[Tensor]) -> None:
+    """Runs the backward pass of the sum of the outputs without touching ``.grad``.
+
+    Raises:
+        InvalidModel: no output is a tensor.
+    """
     outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if not tensors_in(output):
         raise InvalidModel(
             f"{type(model).__name__} returned {type(output).__name__}, which holds no tensor to train on.",
@@ -136,7 +141,7 @@ def _backward(model: nn.Module, output: object) -> None:
 
 
 @contextmanager
-def _slow_attention() -> Iterator[None]:
+def slow_attention() -> Iterator[None]:
     """torch's fused encoder layer hides its operators; the same layer in parts does the same arithmetic."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -148,22 +153,27 @@ def _slow_attention() -> Iterator[None]:
 
 def _summary(model: nn.Module, tally: Tally, *, computed: bool) -> Count:
     modules = dict(model.named_modules())
+    work: dict[str, list[float]] = {}
+    for record in tally.records:
+        done = work.setdefault(record.layer, [0.0, 0.0])
+        done[0] += record.flops
+        done[1] += record.moved.total
     layers = tuple(
         LayerCount(
             name=name,
             kind=type(modules[name]).__name__,
             parameter_bytes=_weight_bytes(modules[name], recurse=False),
-            flops=work.flops,
-            moved_bytes=work.moved_bytes,
+            flops=flops,
+            moved_bytes=moved,
         )
-        for name, work in tally.work.items()
-        if work.flops or work.moved_bytes
+        for name, (flops, moved) in work.items()
+        if flops or moved
     )
     return Count(
         flops=sum(layer.flops for layer in layers),
         moved_bytes=sum(layer.moved_bytes for layer in layers),
         weight_bytes=_weight_bytes(model, recurse=True),
-        uncounted=tuple(sorted(tally.uncounted)),
+        uncounted=tuple(sorted({record.name for record in tally.records if record.uncounted})),
         layers=layers,
         computed=computed,
     )
@@ -171,13 +181,4 @@ def _summary(model: nn.Module, tally: Tally, *, computed: bool) -> Count:
 
 def _weight_bytes(module: nn.Module, *, recurse: bool) -> int:
     own = sum(parameter.nbytes for parameter in module.parameters(recurse=recurse))
-    return own + sum(_packed_bytes(part) for part in (module.modules() if recurse else [module]))
-
-
-def _packed_bytes(module: nn.Module) -> int:
-    """torch's quantised modules keep their weight packed, outside the parameters."""
-    weight = getattr(module, "weight", None)
-    if not (hasattr(module, "_packed_params") and callable(weight)):
-        return 0
-    tensor = weight()
-    return int(tensor.numel() * tensor.element_size())
+    return own + sum(packed_bytes(part) for part in (module.modules() if recurse else [module]))

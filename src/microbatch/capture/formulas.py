@@ -41,11 +41,14 @@ def attention_pairs(queries: int, keys: int, *, causal: bool) -> int:
     return below * (below + 1) // 2 + (queries - below) * keys
 
 
-def _attention(given: Arguments, _: Any) -> float:
+def attention_flops(query: Any, key: Any, value: Any, *, causal: bool) -> float:
     """2·B·H·pairs·(d_qk + d_v); with grouped queries H is the number of query heads."""
-    query, key, value = given["query"], given["key"], given["value"]
-    pairs = attention_pairs(query.shape[-2], key.shape[-2], causal=given["is_causal"])
+    pairs = attention_pairs(query.shape[-2], key.shape[-2], causal=causal)
     return float(2 * prod(query.shape[:-2]) * pairs * (query.shape[-1] + value.shape[-1]))
+
+
+def _attention(given: Arguments, _: Any) -> float:
+    return attention_flops(given["query"], given["key"], given["value"], causal=given["is_causal"])
 
 
 def _attention_backward(given: Arguments, out: Any) -> float:
@@ -62,10 +65,14 @@ def _convolution_pass(given: Arguments, result: Any) -> float:
 
 def _convolution_backward(given: Arguments, _: Any) -> float:
     """The gradients of input and weight cost one forward each, where they are asked for; the bias is a sum."""
-    to_input, to_weight, to_bias = given["output_mask"]
-    passes = int(to_input) + int(to_weight)
-    bias: int = given["grad_output"].numel() if to_bias else 0
-    return float(passes * _convolution_pass(given, given["grad_output"]) + bias)
+    bias: int = given["grad_output"].numel() if given["output_mask"][2] else 0
+    return float(convolution_passes(given) * _convolution_pass(given, given["grad_output"]) + bias)
+
+
+def convolution_passes(given: Arguments) -> int:
+    """How many of the gradients of input and weight a convolution's backward computes."""
+    to_input, to_weight, _ = given["output_mask"]
+    return int(to_input) + int(to_weight)
 
 
 def _onednn_rnn(weights: tuple[str, str]) -> Formula:
@@ -93,6 +100,11 @@ def _pool(given: Arguments, out: Any) -> float:
     kernel = given["kernel_size"]
     rank = 3 if given["self"].dim() == 5 else 2
     return float(first(out).numel() * (kernel[0] ** rank if len(kernel) == 1 else prod(kernel)))
+
+
+def _size_of(source: str) -> Formula:
+    """One addition for each element that is added into a larger tensor."""
+    return lambda given, _: float(given[source].numel())
 
 
 def _packed_linear(given: Arguments, out: Any) -> float:
@@ -129,6 +141,7 @@ FLOPS: dict[str, Formula] = {
     "_int_mm": _product_of("self"),
     "_scaled_mm": _product_of("self"),
     "_weight_int4pack_mm": _product_of("self"),
+    "_weight_int4pack_mm_for_cpu": _product_of("self"),
     "_weight_int8pack_mm": _product_of("self"),
     "quantized::linear_dynamic": _packed_linear,
     "quantized::linear_relu_dynamic": _packed_linear,
@@ -145,12 +158,20 @@ FLOPS: dict[str, Formula] = {
     "max_pool2d": _pool,
     "avg_pool2d": _pool,
     "avg_pool3d": _pool,
+    "index_add": _size_of("source"),
+    "index_put": _size_of("values"),
+    "_index_put_impl": _size_of("values"),
+    "scatter_add": _size_of("src"),
+    "scatter_reduce": _size_of("src"),
+    "embedding_dense_backward": _size_of("grad_output"),
+    "_embedding_bag": lambda given, _: float(given["indices"].numel() * given["weight"].shape[-1]),
+    "_embedding_bag_dense_backward": lambda given, _: float(given["indices"].numel() * given["grad"].shape[-1]),
     **dict.fromkeys(FUSED_ATTENTION, _attention),
     **dict.fromkeys((f"{name}_backward" for name in FUSED_ATTENTION), _attention_backward),
 }
 """Operators with a formula of their own. Names without a namespace are aten's, in-place forms without underscore."""
 
-_NORMALISATIONS = (
+NORMALISATIONS = (
     "native_layer_norm", "native_batch_norm", "native_group_norm", "_fused_rms_norm", "cudnn_batch_norm",
     "miopen_batch_norm", "_batch_norm_with_update", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training",
@@ -159,8 +180,8 @@ _NORMALISATIONS = (
 PER_ELEMENT: dict[str, float] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "logsumexp"), 5),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "_masked_softmax"), 4),
-    **dict.fromkeys(_NORMALISATIONS, 7),
-    **dict.fromkeys((f"{name}_backward" for name in _NORMALISATIONS), 11),
+    **dict.fromkeys(NORMALISATIONS, 7),
+    **dict.fromkeys((f"{name}_backward" for name in NORMALISATIONS), 11),
     "batch_norm_backward": 11,
     **dict.fromkeys(("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"), 8),
     **dict.fromkeys(
@@ -180,8 +201,6 @@ PER_ELEMENT: dict[str, float] = {
     **dict.fromkeys(("tanh_backward", "hardtanh_backward", "elu_backward", "leaky_relu_backward"), 1),
     **dict.fromkeys(("hardswish_backward", "hardsigmoid_backward", "softplus_backward", "mish_backward"), 1),
     **dict.fromkeys(("glu", "glu_backward", "_prelu_kernel", "_prelu_kernel_backward", "log_sigmoid_forward"), 2),
-    **dict.fromkeys(("index_add", "index_put", "_index_put_impl", "scatter_add", "scatter_reduce"), 1),
-    **dict.fromkeys(("embedding_dense_backward", "_embedding_bag", "_embedding_bag_dense_backward"), 1),
     **dict.fromkeys(("upsample_nearest2d", "upsample_nearest2d_backward"), 1),
     **dict.fromkeys(("upsample_bilinear2d", "upsample_bilinear2d_backward"), 8),
     **dict.fromkeys(("quantize_per_tensor", "dequantize", "_fake_quantize_learnable_per_tensor_affine"), 2),

@@ -1,8 +1,8 @@
-"""Adds up operators while a model runs, and knows which module ran each of them."""
+"""Records operators while a model runs, and knows which module ran each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -11,40 +11,36 @@ from typing import Any
 import torch
 from torch import nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from microbatch.capture.formulas import FLOPS, FREE, MOVES, PER_ELEMENT, Arguments
-from microbatch.capture.moved import moved_bytes, tensors_in
-
-
-@dataclass(slots=True)
-class Work:
-    """What one module did."""
-
-    flops: float = 0.0
-    moved_bytes: float = 0.0
+from microbatch.capture.moved import tensors_in
+from microbatch.capture.record import Record, Run, measured
 
 
 class Tally(TorchDispatchMode):
-    """Counts every operator that runs inside `tallying`.
+    """Records every operator that runs inside `tallying`.
 
     An operator of the forward pass belongs to the innermost module that is running. One of the backward pass belongs
     to the module whose forward made the autograd node that is being undone; nodes are numbered in the order in which
     they are made, so the number is the link.
 
     Attributes:
-        work: by the module's name, in the order in which modules first ran an operator.
-        uncounted: operators that compute and have no formula.
+        records: in the order in which operators ran; free ones are left out.
         running: names of the modules that are running, the innermost last.
+        run: the repeated block that is running.
+        weights: storages that belong to the model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Collection[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.work: dict[str, Work] = {}
-        self.uncounted: set[str] = set()
+        self.records: list[Record] = []
         self.running: list[str] = []
-        self._maker_of_node: dict[int, str] = {}
+        self.run: Run | None = None
+        self.weights = weights
+        self._maker_of_node: dict[int, tuple[str, Run | None]] = {}
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -57,38 +53,54 @@ class Tally(TorchDispatchMode):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        out = func(*args, **kwargs)
-        self._add(operator, operator.named(args, kwargs), out)
+        out = self._call(operator, func, args, kwargs)
+        layer, run, backward = self.owner()
+        if not operator.free:
+            given = operator.named(args, kwargs)
+            names = operator.full_name, operator.name, operator.written_name
+            flops = operator.flops(given, out)
+            self.records.append(
+                measured(names, flops, given, out, weights=self.weights, layer=layer, run=run, backward=backward)
+            )
         return out
 
-    def _add(self, operator: Operator, given: Arguments, out: object) -> None:
-        owner = self._owner()
-        if operator.free:
-            return
-        work = self.work.setdefault(owner, Work())
-        work.moved_bytes += moved_bytes(operator.written_name, given, out)
-        flops = operator.flops(given, out)
-        if flops is None:
-            self.uncounted.add(operator.full_name)
-        else:
-            work.flops += flops
+    def _call(self, operator: TorchOperator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as reason:
+            raise DependsOnData(operator.full_name, self.owner()[0]) from reason
 
-    def _owner(self) -> str:
+    def owner(self) -> tuple[str, Run | None, bool]:
+        """Who runs an operator now: the module's name, the repeated block, and whether it undoes a forward."""
         if self.running:
-            maker = self.running[-1]
+            maker = self.running[-1], self.run
             self._maker_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, maker)
-            return maker
-        node = torch._C._current_autograd_node()
-        return self._maker_of_node.get(node._sequence_nr(), "") if node is not None else ""
+            return *maker, False
+        node: torch.autograd.graph.Node | None = torch._C._current_autograd_node()
+        if node is None:
+            return "", None, False
+        return *self._maker_of_node.get(node._sequence_nr(), ("", None)), True
+
+    def made(self, node: torch.autograd.graph.Node) -> None:
+        """The running module made an autograd node of its own."""
+        self._maker_of_node[node._sequence_nr()] = self.running[-1], self.run
+
+
+class DependsOnData(Exception):
+    """An operator whose result has a shape, or decides a path, that only the data knows."""
+
+    def __init__(self, operator: str, layer: str) -> None:
+        super().__init__(operator, layer)
+        self.operator, self.layer = operator, layer
 
 
 @contextmanager
-def tallying(model: nn.Module) -> Iterator[Tally]:
-    """Counts the operators that run inside, by the modules of `model`.
+def tallying(model: nn.Module, weights: Collection[int] = ()) -> Iterator[Tally]:
+    """Records the operators that run inside, by the modules of `model`.
 
     The hooks are torch's hooks on all modules at once, so nothing is attached to the model itself.
     """
-    tally = Tally()
+    tally = Tally(weights)
     names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
     def enter(module: nn.Module, _: Any) -> None:
@@ -104,7 +116,7 @@ def tallying(model: nn.Module) -> Iterator[Tally]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Operator:
+class TorchOperator:
     """What is known of one operator before it runs.
 
     Attributes:
@@ -143,11 +155,11 @@ class Operator:
 
 
 @cache
-def operator_of(func: OpOverload) -> Operator:
+def operator_of(func: OpOverload) -> TorchOperator:
     """The description of one of torch's operators."""
     written_name = str(func._schema.name).removeprefix("aten::")
     name = written_name.rstrip("_") or written_name
-    return Operator(
+    return TorchOperator(
         full_name=str(func._schema.name),
         name=name,
         written_name=written_name,

@@ -1,0 +1,134 @@
+"""Mixtures of experts: the products of a routed layer, recorded whole.
+
+Which expert gets which token is in the data, so no run without data can follow the loop over experts. Two kinds of
+layers are known by their form:
+
+* a module with weights of (experts, ·, ·), called with tokens and with each token's experts (tokens, top_k), as the
+  experts of transformers are;
+* a module with such weights and a ``router`` that has ``gate``, ``experts`` and ``top_k``, as the built-in one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from microbatch.capture.moved import Moved, distinct_bytes
+from microbatch.capture.opaque import whole
+from microbatch.capture.record import Record, arithmetic_of
+from microbatch.capture.repeats import forward_of
+from microbatch.capture.tally import Tally
+
+Forward = Callable[..., Tensor]
+
+
+@contextmanager
+def routed_layers(model: nn.Module, tally: Tally) -> Iterator[None]:
+    """Inside, layers of experts are recorded and not run."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            forward = _forward(module, tally)
+            if forward is not None:
+                stack.enter_context(forward_of(module, forward))
+        yield
+
+
+def _forward(module: nn.Module, tally: Tally) -> Forward | None:
+    experts = {len(weight) for _, weight in _matrices(module)}
+    if len(experts) != 1:
+        return None
+    router = getattr(module, "router", None)
+    if isinstance(router, nn.Module) and all(hasattr(router, name) for name in ("gate", "experts", "top_k")):
+        return lambda x: _routed_here(tally, module, router, x)
+    if getattr(module, "num_experts", None) in experts:
+        return _told(tally, module)
+    return None
+
+
+def _matrices(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, weight) for name, weight in module.named_parameters(recurse=False) if weight.dim() == 3]
+
+
+def _told(tally: Tally, module: nn.Module) -> Forward:
+    """For a layer that is told each token's experts; a layer called in another way runs as it is."""
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        chosen = [tensor for tensor in tensors if not tensor.dtype.is_floating_point and tensor.dim() == 2]
+        if not chosen or tensors[0].dim() != 2 or len(chosen[0]) != len(tensors[0]):
+            original: Tensor = type(module).forward(module, *args, **kwargs)
+            return original
+        return _experts(tally, module, tensors[0], chosen[0].shape[1], tensors)
+
+    return forward
+
+
+def _routed_here(tally: Tally, module: nn.Module, router: Any, x: Tensor) -> Tensor:
+    """For a layer that asks its own router."""
+    tokens = x.reshape(-1, x.shape[-1])
+    scores = router.gate(tokens).softmax(-1)
+    shares, chosen = scores.topk(router.top_k, dim=-1)
+    return _experts(tally, module, tokens, router.top_k, [tokens, chosen, shares]).reshape(x.shape)
+
+
+def _experts(tally: Tally, module: nn.Module, tokens: Tensor, top_k: int, inputs: Sequence[Tensor]) -> Tensor:
+    matrices = _matrices(module)
+    products = [_product(name, weight, tokens, top_k, last=weight is matrices[-1][1]) for name, weight in matrices]
+    wide = sum(int(record.product[1]) for record in products[:-1] if record.product)
+    around = [_activation(tokens, top_k, wide, matrices), _combination(tokens, top_k)]
+    weights = [weight for _, weight in matrices]
+    (out,) = whole(
+        tally,
+        [*products[:-1], around[0], products[-1], around[1]],
+        lambda: (torch.empty_like(tokens),),
+        [*inputs, *weights],
+        2.0,
+    )
+    return out
+
+
+def _product(name: str, weight: Tensor, tokens: Tensor, top_k: int, *, last: bool) -> Record:
+    """Each of tokens·top_k assignments meets one expert's matrix; the last matrix leads back to the tokens' width."""
+    experts, (rows, width) = len(weight), tokens.shape
+    other = weight[0].numel() // width
+    k, n = (other, width) if last else (width, other)
+    size, assigned = tokens.element_size(), rows * top_k
+    return Record(
+        name=f"experts::{name}",
+        kind="experts",
+        layer="",
+        dtype=arithmetic_of([tokens]),
+        flops=2.0 * assigned * k * n,
+        moved=Moved(distinct_bytes(weight), assigned * k * size, assigned * n * size),
+        product=(Fraction(assigned, experts), n, k, experts),
+        routed=(experts, top_k, rows),
+    )
+
+
+def _activation(tokens: Tensor, top_k: int, wide: int, matrices: Sequence[tuple[str, Tensor]]) -> Record:
+    """The gated activation between the products: two operations for each element that reaches the last matrix."""
+    inner = matrices[-1][1][0].numel() // tokens.shape[1]
+    return _elementwise("activation", tokens, top_k, read=wide, written=inner, flops=2 * inner)
+
+
+def _combination(tokens: Tensor, top_k: int) -> Record:
+    """Each token's results weighted and added up."""
+    width = tokens.shape[1]
+    return _elementwise("combine", tokens, top_k, read=width, written=Fraction(width, top_k), flops=2 * width)
+
+
+def _elementwise(name: str, tokens: Tensor, top_k: int, *, read: int, written: int | Fraction, flops: int) -> Record:
+    assigned, size = len(tokens) * top_k, tokens.element_size()
+    return Record(
+        name=f"experts::{name}",
+        kind="elementwise",
+        layer="",
+        dtype=arithmetic_of([tokens]),
+        flops=float(assigned * flops),
+        moved=Moved(0, assigned * read * size, int(assigned * written * size)),
+    )
