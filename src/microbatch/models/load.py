@@ -18,6 +18,7 @@ from microbatch.models.built_in import BUILT_IN, build, nearest
 from microbatch.models.hugging_face import load_folder
 from microbatch.models.loaded import Example, Loaded, Weights
 from microbatch.models.user_code import from_callable, is_callable
+from microbatch.models.vision import PACKAGES, load_vision
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "fp64": torch.float64,
@@ -91,6 +92,10 @@ def converted(loaded: Loaded, dtype: torch.dtype) -> Loaded:
     )
 
 
+def _load_vision(text: str, dtype: torch.dtype | None, weights: Weights) -> Loaded:
+    return load_vision(text, dtype=dtype, weights=weights)
+
+
 def _load_folder(text: str, dtype: torch.dtype | None, weights: Weights) -> Loaded:
     return load_folder(text, dtype=dtype, weights=weights)
 
@@ -132,8 +137,7 @@ FORMS: tuple[tuple[Callable[[str], bool], Form], ...] = (
     (_is_built_in, _converting(build)),
     (lambda text: text.endswith((".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")), _converting(_refuse_pickle)),
     (lambda text: text.endswith(".pt2"), _not_yet("a torch.export archive")),
-    (lambda text: text.startswith("torchvision:"), _not_yet("a torchvision model")),
-    (lambda text: text.startswith("timm:"), _not_yet("a timm model")),
+    (lambda text: text.partition(":")[0] in PACKAGES and ":" in text, _load_vision),
     (lambda text: text.endswith(".gguf"), _not_yet("a GGUF file")),
     (_is_folder, _load_folder),
     (is_callable, _converting(from_callable)),
