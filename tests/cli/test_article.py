@@ -18,7 +18,7 @@ from tests.cli.examples import an_explanation
 def an_article() -> Article:
     explanation = an_explanation()
     curve = Curve(label="mlp", model="mlp", profile=explanation.profile, explanation=explanation)
-    verdict = Verdict(holds=True, sentence="Time stays within 10 % up to batch 4.", figures={"flat_to": 4})
+    verdict = Verdict(holds=True, detail="Time stays within 10 % up to batch 4.", figures={"flat_to": 4})
     section = Section(
         key="mlp",
         title="An MLP",
@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_each_plot_gets_its_sentence(calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["article", "--budget", "5s", "--seed", "3"]) == 0
-    assert calls == [{"budget": 5.0, "progress": None, "device": "cpu", "seed": 3}]
+    assert calls == [{"budget": 5.0, "progress": None, "device": "cpu", "device_spec": None, "seed": 3}]
     printed = capsys.readouterr().out
     assert "An MLP" in printed
     assert "Small batches cost the same." in printed

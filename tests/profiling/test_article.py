@@ -15,9 +15,11 @@ import pytest
 from microbatch.curves.explanation import Ridge
 from microbatch.curves.profile import ExpertLoad, Point, Profile
 from microbatch.errors import InvalidSettings, TooNoisy
+from microbatch.hardware.catalogue import load_device
+from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.models.load import load_model
 from microbatch.models.loaded import Loaded
-from microbatch.profiling.article import Article, run_article
+from microbatch.profiling.article import Article, run_article, with_predictions
 from microbatch.profiling.article_claims import judge_decoder, judge_mlp, judge_moe, judge_widths, time_lost
 from microbatch.profiling.article_curve import Curve, read_curve
 from microbatch.profiling.article_plots import CONTEXTS, PLOTS, WIDTHS, Trial
@@ -384,3 +386,35 @@ def test_the_document_holds_every_sample(article: Article) -> None:
     assert len(curve["profile"]["points"][0]["samples"]) == 9
     assert document["schema_version"] == 1
     assert document["sections"][4]["curves"][0]["routing"][0]["tokens_per_expert"] == (2,) * 64
+
+
+def _computed(model: str, spec: DeviceSpec, *, dtype: str, max_batch_size: int) -> Profile:
+    """Stands in for `predict`: as claimed, twenty times faster in fp16; no noise, one time per size."""
+    fixed, per_item = (x / {"fp16": 20, "fp32": 4}[dtype] for x in _as_claimed(model))
+    points = tuple(Point(batch_size=size, samples=(fixed + per_item * size,)) for size in (*SIZES, 1024, 4096))
+    return Profile(points=points, source="predicted", model=model, dtype=dtype)
+
+
+def test_a_device_gets_the_same_plots_in_every_dtype_that_it_has(
+    article: Article, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("microbatch.profiling.predict.predict", _computed)
+    sections = with_predictions(article.sections, load_device("t4"))
+    for section in sections:
+        assert [(one.device, one.dtype) for one in section.predictions] == [("t4", "fp16"), ("t4", "fp32")]
+        for one in section.predictions:
+            assert [curve.label for curve in one.curves] == [curve.label for curve in section.curves]
+            assert f"on t4 in {one.dtype}, as computed: " in one.verdict.sentence
+    mlp = sections[0].predictions[0]
+    assert mlp.verdict.holds and mlp.verdict.figures["ridge"] == pytest.approx(40, rel=0.05)
+    assert mlp.curves[0].seconds[512] == pytest.approx((4e-3 + 512e-4) / 20)
+    assert len(with_predictions(article.sections[:1], load_device("tpu-v5e"))[0].predictions) == 0
+    document = Article(sections=sections, budget=1, wall_seconds=1).to_json()
+    assert document["sections"][0]["predictions"][1]["dtype"] == "fp32"
+
+
+def test_routing_is_taken_over_without_its_times(article: Article, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("microbatch.profiling.predict.predict", _computed)
+    moe = with_predictions(article.sections, load_device("t4"))[-1]
+    here, there = (section.figures["routing"]["measured"] for section in (moe.verdict, moe.predictions[0].verdict))
+    assert there["distinct_experts"] == here["distinct_experts"] and there["time_lost"] is None

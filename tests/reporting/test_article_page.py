@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from microbatch.curves.explanation import Ridge
 from microbatch.curves.profile import Environment, ExpertLoad, Point, Profile
 from microbatch.errors import InvalidSettings
-from microbatch.profiling.article import Article, Section
+from microbatch.profiling.article import Article, Prediction, Section
 from microbatch.profiling.article_claims import Verdict
 from microbatch.profiling.article_curve import Curve, read_curve
 from microbatch.reporting.article_page import article_to_html, article_to_text, save_article
 from microbatch.reporting.article_picture import STROKES, curve_label, draw_section
+from microbatch.reporting.canvas import Width
 from microbatch.reporting.palette import PALETTES
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -54,16 +56,16 @@ def article() -> Article:
     sections = (
         Section(
             key="first", title="Knees & <knees>", claim="There is one.", quantity="seconds", curves=curves,
-            verdict=Verdict(holds=True, sentence="Holds here: 40."),
+            verdict=Verdict(holds=True, detail="40."),
         ),
         Section(
             key="second", title="Experts", claim="They are uneven.", quantity="gain",
             curves=(replace(curves[0], label="moe", routing=(LOAD,)),),
-            verdict=Verdict(holds=False, sentence="Does not hold here: even."),
+            verdict=Verdict(holds=False, detail="even."),
         ),
         Section(
             key="third", title="Nothing", claim="?", quantity="gain", curves=(curves[3],),
-            verdict=Verdict(holds=None, sentence="No answer here: too noisy."),
+            verdict=Verdict(holds=None, detail="too noisy."),
         ),
     )  # fmt: skip
     return Article(sections=sections, budget=10, wall_seconds=12)
@@ -149,3 +151,38 @@ def test_a_file_where_the_folder_should_be_is_named(article: Article, tmp_path: 
     with pytest.raises(InvalidSettings, match="taken"):
         save_article(article, tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def beside(article: Article) -> Article:
+    """The same with one prediction beside the first section."""
+    first = article.sections[0]
+    curves = tuple(
+        replace(curve, explanation=None, knee=Ridge(value=200.0, predicted_weights=217.0)) for curve in first.curves
+    )
+    verdict = Verdict(holds=False, detail="200.", where="on t4 in fp16")
+    prediction = Prediction(device="t4", dtype="fp16", verdict=verdict, curves=curves)
+    return replace(article, sections=(replace(first, predictions=(prediction,)), *article.sections[1:]))
+
+
+def test_a_prediction_stands_beside_the_measurement(beside: Article) -> None:
+    page, text = article_to_html(beside), article_to_text(beside)
+    assert "Does not hold on t4 in fp16: 200." in page and "Does not hold on t4 in fp16: 200." in text
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
+    start = cells.index("t4 in fp16: weights") - 2
+    assert cells[start : start + 5] == [
+        "curve", "measured here", "t4 in fp16: weights", "with activations", "of the curve",
+    ]  # fmt: skip
+    assert cells[start + 7 : start + 10] == ["217", "none", "200"]
+
+
+@pytest.mark.parametrize("width", ["wide", "narrow"])
+def test_panels_share_their_scales(beside: Article, width: Width) -> None:
+    figure = draw_section(beside.sections[0], width=width)
+    measured, computed = figure.axes
+    assert measured.get_xlim() == computed.get_xlim() and measured.get_ylim() == computed.get_ylim()
+    assert [text.get_text() for text in computed.texts] == ["computed, t4 in fp16"]
+    figure.draw_without_rendering()
+    assert (measured.get_position().x0 < computed.get_position().x0) == (width == "wide")
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == [curve.label for curve in beside.sections[0].curves if curve.seconds]

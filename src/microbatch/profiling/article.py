@@ -16,14 +16,32 @@ from microbatch.profiling.article_curve import Curve, read_curve
 from microbatch.profiling.article_plots import PLOTS, Plot, Quantity, Trial
 
 if TYPE_CHECKING:
+    from microbatch.hardware.device_spec import DeviceSpec
     from microbatch.models.loaded import Loaded
 
 Measure = Callable[..., Any]
 """`microbatch.profile`, or what stands in for it."""
 Progress = Callable[[float, str], None]
 
+PREDICTED_DTYPES = ("fp16", "fp32")
+LARGEST_PREDICTED = 4096
 LATE = 1.1
 """Past this many times the budget no further curve is begun."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The same curves computed for a device that need not be here, and the verdict on them."""
+
+    device: str
+    dtype: str
+    verdict: Verdict
+    curves: tuple[Curve, ...]
+
+    @property
+    def place(self) -> str:
+        """``t4 in fp16``"""
+        return f"{self.device} in {self.dtype}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +54,7 @@ class Section:
     quantity: Quantity
     verdict: Verdict
     curves: tuple[Curve, ...]
+    predictions: tuple[Prediction, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +84,15 @@ def _section_json(section: Section) -> dict[str, Any]:
         "claim": section.claim,
         **section.verdict.to_json(),
         "curves": [_curve_json(curve) for curve in section.curves],
+        "predictions": [
+            {
+                "device": prediction.device,
+                "dtype": prediction.dtype,
+                **prediction.verdict.to_json(),
+                "curves": [_curve_json(curve) for curve in prediction.curves],
+            }
+            for prediction in section.predictions
+        ],
     }
 
 
@@ -88,16 +116,18 @@ def run_article(
     progress: Progress | None = None,
     measure: Measure | None = None,
     device: str = "cpu",
+    device_spec: DeviceSpec | None = None,
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Article:
-    """Measure every plot of `PLOTS` and judge its claim.
+    """Measure every plot of `PLOTS` and judge its claim; with a `device_spec` compute the same plots for it too.
 
     Args:
         budget: seconds that the whole may take, about, shared out over the curves.
         progress: called with the share that is done and what is measured now.
         measure: what takes a profile; `microbatch.profile` by default.
         device: where torch runs.
+        device_spec: a device to predict for, in each of `PREDICTED_DTYPES` that it has a rate for.
         seed: for the sampling order.
         clock: seconds from any start; the curves left share what is left of the budget.
 
@@ -108,6 +138,8 @@ def run_article(
         raise InvalidSettings(f"A budget of {budget} seconds is not above zero.", "Give 200 seconds or more.")
     run = _Run(measure or _profile(), budget, progress or _silent, device, seed, clock)
     sections = tuple(_section(plot, run) for plot in PLOTS)
+    if device_spec is not None:
+        sections = with_predictions(sections, device_spec)
     return Article(sections=sections, budget=budget, wall_seconds=run.elapsed)
 
 
@@ -186,6 +218,38 @@ def _routing(loaded: Loaded, items: int | None) -> tuple[ExpertLoad, ...]:
 
     args, kwargs = with_batch_size(loaded.args, loaded.kwargs, items)
     return measure_imbalance(loaded.model, args, kwargs, batch_size=items)
+
+
+def with_predictions(sections: tuple[Section, ...], spec: DeviceSpec) -> tuple[Section, ...]:
+    """The sections with their curves computed for a device, in each dtype that it has a rate for."""
+    found = {dtype: _predicted(sections, spec, dtype) for dtype in PREDICTED_DTYPES if dtype in spec.flops}
+    return tuple(
+        replace(section, predictions=tuple(_prediction(section, spec, dtype, found[dtype]) for dtype in found))
+        for section in sections
+    )
+
+
+def _predicted(sections: tuple[Section, ...], spec: DeviceSpec, dtype: str) -> dict[str, Curve]:
+    """Every curve of the article, by label; how a gate routes does not depend on the device."""
+    from microbatch.profiling.predict import predict
+
+    measured = {curve.label: curve for section in sections for curve in section.curves}
+    found = {}
+    for label, curve in measured.items():
+        profile = predict(curve.model, spec, dtype=dtype, max_batch_size=LARGEST_PREDICTED)
+        routing = tuple(replace(load, seconds=None, even_seconds=None) for load in curve.routing)
+        found[label] = read_curve(Curve(label=label, model=curve.model, routing=routing), profile)
+    return found
+
+
+def _prediction(section: Section, spec: DeviceSpec, dtype: str, curves: dict[str, Curve]) -> Prediction:
+    plot = next(plot for plot in PLOTS if plot.key == section.key)
+    return Prediction(
+        device=spec.name,
+        dtype=dtype,
+        verdict=replace(plot.judge(curves), where=f"on {spec.name} in {dtype}, as computed"),
+        curves=tuple(curves[curve.label] for curve in section.curves),
+    )
 
 
 def _section(plot: Plot, run: _Run) -> Section:

@@ -23,17 +23,31 @@ UNEVEN = 1.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Whether a claim holds here (None: no answer), and the sentence that says so with the figures."""
+    """Whether a claim holds (None: no answer), and the sentence that says so with the figures.
+
+    Attributes:
+        detail: what was found, without the verdict itself.
+        figures: the figures of the sentence, by name.
+        where: the place that it was found for: here, or as in ``on t4 in fp16``.
+    """
 
     holds: bool | None
-    sentence: str
+    detail: str
     figures: dict[str, Any] = field(default_factory=dict)
-    """The figures of the sentence, by name."""
+    where: str = "here"
+
+    @property
+    def sentence(self) -> str:
+        """``Holds here: the ridge is at 40.``"""
+        return f"{_OPENINGS[self.holds]} {self.where}: {self.detail}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and numbers."""
-        result: dict[str, Any] = msgspec.to_builtins(self)
-        return result
+        figures: dict[str, Any] = msgspec.to_builtins(self.figures)
+        return {"holds": self.holds, "sentence": self.sentence, "figures": figures}
+
+
+_OPENINGS = {True: "Holds", False: "Does not hold", None: "No answer"}
 
 
 Curves = Mapping[str, Curve]
@@ -70,16 +84,14 @@ def judge_widths(curves: Curves, labels: tuple[str, ...]) -> Verdict:
     small = [curve for curve in chosen if curve.overhead_bound]
     large = [curve for curve in chosen if curve.ridge is not None and not curve.overhead_bound]
     if len(large) < 2:
-        return Verdict(
-            holds=None, sentence=f"No answer here: {len(large)} of {len(chosen)} widths show a ridge of their own."
-        )
+        return Verdict(holds=None, detail=f"{len(large)} of {len(chosen)} widths show a ridge of their own.")
     ridges = {curve.label: curve.ridge for curve in large if curve.ridge is not None}
     spread = max(ridges.values()) / min(ridges.values())
     flat = {curve.label: curve.flat_to for curve in small}
     known = f"the ridges of {_listed(list(ridges))} lie between {format_number(min(ridges.values()))} and "
     known += f"{format_number(max(ridges.values()))}, a factor of {format_number(spread)}"
     if spread > SAME_KNEE >= _surest_spread(large):
-        return Verdict(holds=None, sentence=f"No answer here: {known}, and their intervals are too wide to tell.")
+        return Verdict(holds=None, detail=f"{known}, and their intervals are too wide to tell.")
     return _verdict(
         spread <= SAME_KNEE and all(size >= ARTICLE_FLAT for size in flat.values()),
         f"{known}; {_flat_sentence(flat)}",
@@ -213,14 +225,14 @@ def _figures(load: ExpertLoad) -> dict[str, Any]:
     }
 
 
-def _verdict(holds: bool, sentence: str, **figures: Any) -> Verdict:
-    return Verdict(holds=holds, sentence=f"{'Holds' if holds else 'Does not hold'} here: {sentence}", figures=figures)
+def _verdict(holds: bool, detail: str, **figures: Any) -> Verdict:
+    return Verdict(holds=holds, detail=detail, figures=figures)
 
 
 def _no_answer(curve: Curve, why: str) -> Verdict:
     return Verdict(
         holds=None,
-        sentence=f"No answer here, for {curve.label}: {(why if curve.seconds else curve.problem or why).rstrip('.')}.",
+        detail=f"for {curve.label}, {(why if curve.seconds else curve.problem or why).rstrip('.')}.",
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import log
 
 from microbatch.curves.cliffs import find_shape
+from microbatch.curves.exact import exact_shape
 from microbatch.curves.explanation import Explanation, Fit, Ridge
 from microbatch.curves.levels import find_levels
 from microbatch.curves.profile import ExpertLoad, Profile
@@ -86,7 +87,7 @@ def read_curve(curve: Curve, profile: Profile) -> Curve:
     read, and the interval of the knee shows how well it is known.
     """
     levels = find_levels(profile.points)
-    shape = find_shape(levels)
+    shape = exact_shape(levels) if profile.source == "predicted" else find_shape(levels)
     fit, knee = find_fit(levels, shape), find_ridge(levels, shape)
     seconds = {point.batch_size: float(level) for point, level in zip(profile.points, levels.seconds, strict=True)}
     read = replace(

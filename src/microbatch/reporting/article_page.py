@@ -11,13 +11,14 @@ from markupsafe import Markup
 
 from microbatch import __version__
 from microbatch.errors import InvalidSettings
-from microbatch.profiling.article import Article, Section
+from microbatch.profiling.article import Article, Prediction, Section
 from microbatch.profiling.article_claims import time_lost
 from microbatch.profiling.article_curve import Curve
 from microbatch.reporting.article_picture import draw_section, has_curves
 from microbatch.reporting.canvas import image, inline_svg
 from microbatch.reporting.palette import PALETTES
 from microbatch.reporting.save import pretty_json, write_whole
+from microbatch.reporting.table import Table
 from microbatch.units import format_number, format_percent, format_seconds
 
 _MARKS = {True: "holds", False: "does not hold", None: "no answer"}
@@ -36,9 +37,14 @@ def article_to_text(article: Article) -> str:
 def _spoken(section: Section) -> list[str]:
     return [
         f"  Claim: {section.claim}",
-        f"  {section.verdict.sentence}",
+        *(f"  {sentence}" for sentence in _sentences(section)),
         *(f"  Note: {note}" for note in _notes(section)),
     ]
+
+
+def _sentences(section: Section) -> list[str]:
+    """The verdict on what was measured, then those on what was computed."""
+    return [section.verdict.sentence, *(one.verdict.sentence for one in section.predictions)]
 
 
 def _notes(section: Section) -> list[str]:
@@ -95,11 +101,45 @@ def _part(section: Section) -> dict[str, object]:
         "claim": section.claim,
         "mark": _MARKS[section.verdict.holds],
         "sentence": section.verdict.sentence,
+        "computed": [
+            (_MARKS[one.verdict.holds].replace(" ", "-"), one.verdict.sentence) for one in section.predictions
+        ],
         "figure": _figure(section) if has_curves(section) else "",
         "notes": _notes(section),
-        "columns": ("curve", "layer", "tokens", "experts hit", "busiest over mean", "dropped", "lost to imbalance"),
-        "rows": [row for curve in section.curves for row in _routing_rows(curve)],
+        "tables": [table for table in (_ridge_table(section), _routing_table(section)) if table is not None],
     }
+
+
+def _ridge_table(section: Section) -> Table | None:
+    """Ridges measured here beside those computed: by moving weights, by moving activations too, of the curve."""
+    if not section.predictions:
+        return None
+    computed = [
+        column
+        for one in section.predictions
+        for column in (f"{one.place}: weights", "with activations", "of the curve")
+    ]
+    rows = [
+        (curve.label, _ridge(curve.ridge), *(cell for one in section.predictions for cell in _computed(one, index)))
+        for index, curve in enumerate(section.curves)
+    ]
+    return Table(title="Ridges", columns=("curve", "measured here", *computed), rows=tuple(rows))
+
+
+def _computed(prediction: Prediction, index: int) -> tuple[str, str, str]:
+    curve = prediction.curves[index]
+    ridge = curve.explanation.ridge if curve.explanation else curve.knee
+    return _ridge(ridge.predicted_weights), _ridge(ridge.predicted_with_activations), _ridge(curve.ridge)
+
+
+def _ridge(value: float | None) -> str:
+    return "none" if value is None else format_number(value)
+
+
+def _routing_table(section: Section) -> Table | None:
+    rows = tuple(row for curve in section.curves for row in _routing_rows(curve))
+    columns = ("curve", "layer", "tokens", "experts hit", "busiest over mean", "dropped", "lost to imbalance")
+    return Table(title="Experts", columns=columns, rows=rows) if rows else None
 
 
 def _figure(section: Section) -> Markup:
