@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from microbatch.errors import InvalidModel, InvalidSettings
+from microbatch.models.archive import load_archive
 from microbatch.models.built_in import BUILT_IN, build, nearest
 from microbatch.models.hugging_face import load_folder
 from microbatch.models.loaded import Example, Loaded, Weights
@@ -96,6 +97,10 @@ def _load_vision(text: str, dtype: torch.dtype | None, weights: Weights) -> Load
     return load_vision(text, dtype=dtype, weights=weights)
 
 
+def _load_archive(text: str, dtype: torch.dtype | None, _: Weights) -> Loaded:
+    return load_archive(text, dtype=dtype)
+
+
 def _load_folder(text: str, dtype: torch.dtype | None, weights: Weights) -> Loaded:
     return load_folder(text, dtype=dtype, weights=weights)
 
@@ -136,7 +141,7 @@ def _is_folder(text: str) -> bool:
 FORMS: tuple[tuple[Callable[[str], bool], Form], ...] = (
     (_is_built_in, _converting(build)),
     (lambda text: text.endswith((".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")), _converting(_refuse_pickle)),
-    (lambda text: text.endswith(".pt2"), _not_yet("a torch.export archive")),
+    (lambda text: text.endswith(".pt2"), _load_archive),
     (lambda text: text.partition(":")[0] in PACKAGES and ":" in text, _load_vision),
     (lambda text: text.endswith(".gguf"), _not_yet("a GGUF file")),
     (_is_folder, _load_folder),

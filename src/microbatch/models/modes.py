@@ -30,8 +30,10 @@ def in_mode(loaded: Loaded, mode: str, sequence: int | None = None) -> Loaded:
     if sequence is not None and sequence < 1:
         raise InvalidSettings(f"A sequence of {sequence} tokens holds nothing.", "Give 1 token or more.")
     if loaded.build_mode is not None:
-        return loaded.build_mode(mode, sequence)
-    return loaded if sequence is None else _with_sequence(loaded, sequence)
+        built = loaded.build_mode(mode, sequence)
+    else:
+        built = loaded if sequence is None else _with_sequence(loaded, sequence)
+    return built if mode == "training" else dataclasses.replace(built, loss=None)
 
 
 def _with_sequence(loaded: Loaded, sequence: int) -> Loaded:
