@@ -174,3 +174,28 @@ def test_real_out_of_memory_is_caught_and_the_sweep_goes_on_below(root: Path) ->
     assert stopped_by == "memory"
     assert "out_of_memory" in " ".join(kinds)
     assert 100 <= int(largest) <= 300
+
+
+class Router(nn.Linear):
+    """Sends rows to experts, by its name."""
+
+
+@pytest.mark.parametrize(("rows", "warned"), [(4, True), (200, False)])
+def test_a_gate_with_few_different_rows_is_warned_of(rows: int, warned: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Router(8, 8))
+    measured = profile(model, torch.randn(rows, 8), budget=0.5, max_batch_size=32)
+    assert (
+        any("sends rows to experts" in warning and f"{rows} rows" in warning for warning in measured.warnings) is warned
+    )
+
+
+def test_a_function_makes_every_batch_and_the_length_is_kept() -> None:
+    asked: list[int] = []
+
+    def make(batch: int) -> tuple[tuple[object, ...], dict[str, object]]:
+        asked.append(batch)
+        return (torch.randn(batch, 8),), {}
+
+    measured = profile(Router(8, 8), make, mode="prefill", budget=0.5, max_batch_size=16, sequence=7)
+    assert not measured.warnings and (measured.mode, measured.sequence) == ("prefill", 7)
+    assert set(measured.batch_sizes) <= set(asked)

@@ -296,3 +296,21 @@ def test_the_structure_knows_shapes_and_classes_but_no_dtype() -> None:
     assert structure_of(nn.Linear(8, 4)) != structure_of(nn.Linear(4, 8))
     assert structure_of(nn.Sequential(nn.ReLU())) != structure_of(nn.Sequential(nn.GELU()))
     assert len(structure_of(model)) == 64
+
+
+def test_an_example_made_by_size_is_what_the_model_gets() -> None:
+    seen: list[Tensor] = []
+
+    class Watcher(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x)
+            return x
+
+    def make(batch: int) -> tuple[tuple[object, ...], dict[str, object]]:
+        return (torch.arange(batch, dtype=torch.float32)[:, None],), {}
+
+    args, kwargs = make(2)
+    with Workload(Watcher(), args, kwargs, mode="decode", example_at=make) as work:
+        work.prepare(5)()
+        assert not work.trains and not work.repeats_rows
+    assert seen[0].flatten().tolist() == [0, 1, 2, 3, 4]

@@ -54,6 +54,19 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+def length_of(mode: str, sequence: int | None, context: int | None) -> int | None:
+    """The length that was asked for, by the name that belongs to the mode.
+
+    Raises:
+        UsageError: a context without decoding, or both names.
+    """
+    if context is not None and mode != "decode":
+        raise click.UsageError(f"--context {context} needs --mode decode; with --mode {mode} give --sequence.")
+    if context is not None and sequence is not None:
+        raise click.UsageError("--context and --sequence say the same in --mode decode; give one of them.")
+    return context if context is not None else sequence
+
+
 DURATION = reader(parse_seconds)
 BYTES = reader(parse_bytes)
 GEMM = reader(parse_gemm)

@@ -181,6 +181,8 @@ class Profile:
     model: str = ""
     mode: str = "inference"
     """inference, training, prefill or decode."""
+    sequence: int | None = None
+    """Tokens of each item; in decode mode those that its cache holds. None for a model without a sequence."""
     dtype: str = ""
     unit: str = "rows"
     """What one item of the batch is called: rows, images, sequences, tokens."""

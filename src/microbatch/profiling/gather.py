@@ -5,10 +5,12 @@ against another size, so it runs after the timed rounds.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from torch import nn
 
 from microbatch.capture.count import Count, LayerCount, count
 from microbatch.curves.profile import Layer, MemoryCurve, Point
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 PREDICTED_AT = (8, 64)
 AFFINE = 1e-6
+_ROUTES = re.compile("moe|expert|router", re.IGNORECASE)
 
 Counts = Callable[[int], Count | None]
 
@@ -34,6 +37,11 @@ def predict_memory(workload: Workload, memory_limit: int | None) -> MemoryCurve 
         except Exception as error:  # whatever the model does on fake tensors: then real ones are asked
             logger.info("memory at batch %s not found: %s", sizes, error)
     return None
+
+
+def first_router(model: nn.Module) -> str | None:
+    """Name of the first module that sends rows to experts, told by its class; None where there is none."""
+    return next((name for name, part in model.named_modules() if _ROUTES.search(type(part).__name__)), None)
 
 
 def _measured_peak(workload: Workload) -> Callable[[int], Prediction]:
@@ -64,7 +72,7 @@ def counts(workload: Workload, sizes: Sequence[int]) -> Counts:
 def _count(workload: Workload, size: int) -> Count | None:
     try:
         args, kwargs = workload.example(size)
-        return count(workload.model, args, kwargs, mode=workload.mode)
+        return count(workload.model, args, kwargs, mode="training" if workload.trains else "inference")
     except MicrobatchError as error:
         logger.info("work at batch %d not counted: %s", size, error)
         return None

@@ -26,6 +26,9 @@ from microbatch.profiling.workload import Loss, MakeOptimizer, Workload
 from microbatch.roofline.tiles import predicted_edges
 from microbatch.units import format_rate
 
+SMALL_EXAMPLE = 2
+ENOUGH_ROWS = 128
+"""So many different rows reach nearly every expert that they would reach if all were different."""
 MOST_JUMPS = 4
 PLAUSIBLE = 1.15
 """A measured peak may be missed by this much."""
@@ -51,13 +54,17 @@ def profile(
     progress: Progress | None = None,
     name: str = "",
     unit: str = "rows",
+    sequence: int | None = None,
 ) -> Profile:
     """Measures time and memory of a model by batch size on this machine. The model is left as it was.
 
     Args:
         model: any module.
-        example: an input of any batch size: a tensor, a tuple of positional inputs or a dict of named ones.
-        mode: ``inference`` (one forward) or ``training`` (forward, backward, optimizer step).
+        example: an input of any batch size: a tensor, a tuple of positional inputs or a dict of named ones. Or a
+            function from a batch size to (positional inputs, named inputs), for models whose work depends on what
+            the rows hold: else the rows of the example are repeated.
+        mode: ``inference`` (one forward) or ``training`` (forward, backward, optimizer step); ``prefill`` and
+            ``decode`` run as inference does, for a model and an example that do so.
         device: where torch runs.
         dtype: fp32, tf32, fp16, bf16 or fp64; by default as the model is.
         budget: seconds that the measurement may take, about.
@@ -71,6 +78,7 @@ def profile(
         progress: called with the share done and what is being measured.
         name: of the model, for the report.
         unit: what one item is called.
+        sequence: tokens of each item (in decode, those in the cache), for the report.
 
     Raises:
         InvalidSettings: an option outside its range.
@@ -79,12 +87,13 @@ def profile(
         ImplausibleResult: a time faster than the device can be.
     """
     _check(budget, max_batch_size, memory_limit)
-    args, kwargs = _split(example)
+    example_at = example if callable(example) else None
+    args, kwargs = example_at(SMALL_EXAMPLE) if example_at else _split(example)
     watch = LoadWatch(device, settings={"torch.compile": "on" if compile else "off"})
     watch.start()
     with Workload(
         model, args, kwargs, mode=mode, device=device, dtype=dtype, compile=compile, loss=loss,
-        optimizer=optimizer, batch_dimension=batch_dimension,
+        optimizer=optimizer, batch_dimension=batch_dimension, example_at=example_at,
     ) as workload:  # fmt: skip
         torch.manual_seed(seed)
         peaks = measure_peaks(workload.dtype, device, seconds=min(2.0, budget / 15))
@@ -96,7 +105,8 @@ def profile(
         peaks = measure_peaks(workload.dtype, device, seconds=min(2.0, budget / 15), again=True)
         environment = watch.stop()
         model_name = name or type(model).__name__
-        return _assemble(search, workload, peaks, stopped_by, environment=environment, model=model_name, unit=unit)
+        measured = _assemble(search, workload, peaks, stopped_by, environment=environment, model=model_name, unit=unit)
+        return replace(measured, sequence=sequence, warnings=_repeated_rows(workload, search.largest))
 
 
 def _wave_edges(model: nn.Module, peaks: Peaks, up_to: int) -> tuple[int, ...]:
@@ -187,6 +197,19 @@ def _routing(workload: Workload, sizes: Sequence[int]) -> tuple[ExpertLoad, ...]
     """How mixture-of-experts layers spread the batch; empty for a model without any."""
     return tuple(
         load for size in sizes for load in measure_imbalance(workload.model, *workload.example(size), batch_size=size)
+    )
+
+
+def _repeated_rows(workload: Workload, largest: int) -> tuple[str, ...]:
+    """A gate sends equal rows to equal experts, so an example repeated wakes too few of them."""
+    router = gather.first_router(workload.model)
+    enough = not workload.repeats_rows or workload.batch_size >= min(largest, ENOUGH_ROWS)
+    if router is None or enough:
+        return ()
+    return (
+        f"{router or 'The model'} sends rows to experts by what they hold, and the {workload.batch_size} rows of the "
+        f"example were repeated to fill batches up to {largest}: give {min(largest, ENOUGH_ROWS)} different rows, or "
+        f"a function from a batch size to an example.",
     )
 
 

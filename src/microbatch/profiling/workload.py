@@ -24,7 +24,11 @@ from microbatch.profiling.optimizers import MakeOptimizer as MakeOptimizer
 from microbatch.profiling.optimizers import as_on_device, still, trainable
 from microbatch.profiling.saved import keep_compiling, keep_model, keep_random
 
-MODES = ("inference", "training")
+MODES = ("inference", "training", "prefill", "decode")
+"""Prefill and decode run as inference does: what makes them so is the model and its example."""
+
+ExampleAt = Callable[[int], tuple[tuple[object, ...], dict[str, object]]]
+"""Makes (args, kwargs) of a batch size."""
 
 
 class Workload:
@@ -54,12 +58,14 @@ class Workload:
         loss: Loss | None = None,
         optimizer: MakeOptimizer | None = None,
         batch_dimension: Dimension = None,
+        example_at: ExampleAt | None = None,
     ) -> None:
         """
         Args:
             model: any module.
             args, kwargs: an example input of any batch size.
-            mode: ``"inference"``: one forward; ``"training"``: forward, backward, optimizer step, gradients freed.
+            mode: ``"inference"``, ``"prefill"``, ``"decode"``: one forward; ``"training"``: forward, backward,
+                optimizer step, gradients freed.
             device: torch's name of a device.
             dtype: fp64, fp32, tf32 (CUDA only), fp16 or bf16; by default as the model is.
             compile: run through ``torch.compile``, one graph per batch size (``dynamic=False``), since a graph for
@@ -70,6 +76,7 @@ class Workload:
                 gradients are dense, as a real loss's are.
             optimizer: makes one from parameters; Adam by default. Its learning rate is set close to zero.
             batch_dimension: see `microbatch.batch.example.find_batch_size`.
+            example_at: makes the input of each size; by default the rows of the example are repeated.
 
         Raises:
             InvalidSettings: an unknown mode or dtype, or options that only training has.
@@ -78,6 +85,7 @@ class Workload:
         _check_settings(mode, dtype, torch.device(device), loss, optimizer)
         self.mode, self.device = mode, torch.device(device)
         self._args, self._kwargs, self._dimension = args, dict(kwargs or {}), batch_dimension
+        self._example_at = example_at
         self.batch_size = find_batch_size(self._args, self._kwargs, dimension=batch_dimension)
         self.structure = structure_of(model)
         self._loss, self._make_optimizer = loss, optimizer or Adam
@@ -88,7 +96,7 @@ class Workload:
         self.model = self._own_model(model)
         self.dtype = dtype or _dtype_of(self.model)
         self._set_mode()
-        self._optimizer = still(self._make_optimizer(trainable(self.model))) if mode == "training" else None
+        self._optimizer = still(self._make_optimizer(trainable(self.model))) if self.trains else None
         self._predictor: Predictor | None = None
         self._fake: tuple[nn.Module, Optimizer | None] | None = None
         self._compiling = self._undo.enter_context(keep_compiling()) if compile else None
@@ -125,7 +133,7 @@ class Workload:
     def _fake_model(self, mode: FakeTensorMode) -> tuple[nn.Module, Optimizer | None]:
         with FakeCopyMode(mode):
             model = copy.deepcopy(self.model)
-        if self.mode == "inference":
+        if not self.trains:
             return model, None
         optimizer = still(self._make_optimizer(trainable(model)))
         if self.device.type == "cuda":
@@ -134,7 +142,10 @@ class Workload:
 
     def example(self, batch_size: int) -> tuple[tuple[object, ...], dict[str, object]]:
         """The example as (args, kwargs) of that batch size, where the model is and in its dtype."""
-        args, kwargs = with_batch_size(self._args, self._kwargs, batch_size, dimension=self._dimension)
+        if self._example_at is not None:
+            args, kwargs = self._example_at(batch_size)
+        else:
+            args, kwargs = with_batch_size(self._args, self._kwargs, batch_size, dimension=self._dimension)
         return map_tensors(args, kwargs, self._placed)
 
     def measure_peak_bytes(self, batch_size: int) -> int:
@@ -161,6 +172,16 @@ class Workload:
             raise
 
     @property
+    def trains(self) -> bool:
+        """Whether a call is a training step."""
+        return self.mode == "training"
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether batches larger than the example hold its rows again and again."""
+        return self._example_at is None
+
+    @property
     def compile_count(self) -> int | None:
         """Graphs compiled so far; None without ``compile=True``."""
         return self._compiling.count() if self._compiling else None
@@ -183,7 +204,7 @@ class Workload:
         self.close()
 
     def _own_model(self, model: nn.Module) -> nn.Module:
-        if self.mode == "training" or not self._is_placed(model):
+        if self.trains or not self._is_placed(model):
             return _copied(model).to(device=self.device, dtype=self._dtype)
         self._undo.enter_context(keep_model(model))
         return model
@@ -199,7 +220,7 @@ class Workload:
         return moved if moved is tensor else moved.requires_grad_(tensor.requires_grad)
 
     def _set_mode(self) -> None:
-        if self.mode == "inference":
+        if not self.trains:
             self.model.eval()
         elif not self.model.training:  # a model in training mode may hold frozen parts in eval mode: left alone
             self.model.train()
@@ -259,8 +280,10 @@ def _check_settings(
 ) -> None:
     if mode not in MODES:
         raise InvalidSettings(f"There is no mode {mode!r}.", f"Use one of {', '.join(MODES)}.")
-    if mode == "inference" and (loss is not None or optimizer is not None):
-        raise InvalidSettings("Inference has no loss and no optimizer.", "Leave them out, or use mode='training'.")
+    if mode != "training" and (loss is not None or optimizer is not None):
+        raise InvalidSettings(
+            f"{mode.capitalize()} has no loss and no optimizer.", "Leave them out, or use mode='training'."
+        )
     if isinstance(optimizer, Optimizer):
         raise InvalidSettings(
             "The optimizer is bound to the model's own parameters, which profiling must not train.",

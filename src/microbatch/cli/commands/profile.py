@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from microbatch.cli.options import BYTES, DURATION, as_json_option, objective_options, out_option
+from microbatch.cli.options import BYTES, DURATION, as_json_option, length_of, objective_options, out_option
 from microbatch.cli.output import answer, check_outputs, keep_samples
 from microbatch.cli.progress import measuring
 from microbatch.errors import NoAnswer
 
-MODES = ("inference", "training")
+if TYPE_CHECKING:
+    from microbatch.models.loaded import Loaded
+
+LENGTH = click.IntRange(min=1)
+MODES = ("inference", "training", "prefill", "decode")
 
 
 @click.command(short_help="Measure a model on this machine and explain it.")
 @click.argument("model")
 @click.option("--mode", type=click.Choice(MODES), default="inference", show_default=True, help="What is timed.")
+@click.option(
+    "--sequence", type=click.IntRange(min=1), metavar="N", help="Tokens of each item; the model's own when left out."
+)
+@click.option(
+    "--context", type=click.IntRange(min=1), metavar="N", help="Tokens already in the cache, with --mode decode."
+)
 @click.option("--device", default="cpu", show_default=True, help="Where torch runs: cpu, cuda, cuda:1.")
 @click.option("--dtype", help="fp32, tf32, fp16 or bf16; the model's own when left out.")
 @click.option("--budget", type=DURATION, default="60s", show_default=True, metavar="DURATION", help="Time to measure.")
@@ -34,6 +45,8 @@ def command(
     *,
     model: str,
     mode: str,
+    sequence: int | None,
+    context: int | None,
     device: str,
     dtype: str | None,
     budget: float,
@@ -50,18 +63,22 @@ def command(
 ) -> int:
     """Measure time and memory by batch size on this machine; name the sizes to use and to avoid.
 
-    MODEL is a built-in (mlp, cnn, transformer, decoder, moe, with settings as in mlp:depth=8,width=1024), or a
-    package.module:callable or file.py:callable that returns a model and an example input.
+    MODEL is a built-in (mlp, cnn, transformer, decoder, moe, with settings as in mlp:depth=8,width=1024), a
+    package.module:callable or file.py:callable that returns a model and an example input, a Hugging Face folder, a
+    torch.export archive (.pt2), torchvision:NAME or timm:NAME.
 
     \b
     Example:
       microbatch profile mlp:depth=8,width=1024 --out mlp.html --out mlp.json
       microbatch profile my_model.py:build --mode training --latency-target 50ms
+      microbatch profile smollm2/ --mode decode --context 512
     """
     check_outputs(outputs)
+    length = length_of(mode, sequence, context)
     import torch
 
     from microbatch.models.load import load_model
+    from microbatch.models.modes import in_mode
     from microbatch.profiling.explain import explain
     from microbatch.profiling.sweep import profile
 
@@ -69,10 +86,10 @@ def command(
         torch.set_num_threads(threads)
     torch.manual_seed(seed)  # the weights of a built-in model and of a random input
     with measuring() as progress:
-        loaded = load_model(model, dtype=dtype)
+        loaded = in_mode(load_model(model, dtype=dtype), mode, length)
         measured = profile(
             loaded.model,
-            _example(loaded.args, loaded.kwargs),
+            _example(loaded),
             mode=mode,
             device=device,
             dtype=dtype,
@@ -81,12 +98,14 @@ def command(
             memory_limit=memory_limit,
             batch_dimension=batch_dimension,
             compile=use_compile,
-            loss=loaded.loss,
+            loss=loaded.loss if mode == "training" else None,
             seed=seed,
             progress=progress,
             name=loaded.name,
             unit=loaded.unit,
+            sequence=loaded.default_sequence,
         )
+    measured = replace(measured, warnings=(*measured.warnings, *loaded.notes))
     try:
         explanation = explain(measured, objective=objective, latency_target=latency_target)
     except NoAnswer:
@@ -96,6 +115,12 @@ def command(
     return 0
 
 
-def _example(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    """The form that `profile` takes: positional inputs as a tuple, named ones as a dict."""
-    return kwargs if kwargs and not args else args
+def _example(loaded: Loaded) -> Any:
+    """The form that `profile` takes: positional inputs as a tuple, named ones as a dict; a function where rows are
+    sent to experts by what they hold, so that no two of a batch are the same."""
+    from microbatch.profiling.gather import first_router
+
+    make = loaded.example_at
+    if make is not None and first_router(loaded.model) is not None:
+        return lambda batch_size: make(batch_size, None)
+    return loaded.kwargs if loaded.kwargs and not loaded.args else loaded.args
