@@ -12,7 +12,19 @@ MOST_CONSTANTS = 12
 
 DEFAULTS: dict[str, dict[str, float]] = {
     "gpu": {},
-    "cpu": {},
+    "cpu": {
+        "product_efficiency": 0.85,
+        "weight_bandwidth_share": 0.3,
+        "weight_half_row_bytes": 500.0,
+        "vector_bandwidth_share": 0.7,
+        "vector_half_row_bytes": 1000.0,
+        "cached_bandwidth_ratio": 2.0,
+        "fresh_bandwidth_share": 0.15,
+        "function_flops": 90.0,
+        "convolution_efficiency": 0.9,
+        "convolution_half_channels": 30.0,
+        "attention_efficiency": 0.9,
+    },
     "accelerator": {},
 }
 """By kind of device: the name of each constant, and its value where the device's own file does not give one."""

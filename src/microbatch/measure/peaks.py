@@ -66,9 +66,15 @@ def cache_bytes(device: torch.device | str = "cpu", *, folder: Path = _CACHE_FOL
     """Bytes of the last-level cache; None where the system does not tell."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    levels = [(_text(index / "level"), _text(index / "size")) for index in folder.glob("index*")]
-    sizes = {int(level): _bytes(size) for level, size in levels if level.isdigit()}
+    sizes = cache_levels(folder=folder)
     return sizes[max(sizes)] if sizes else None
+
+
+def cache_levels(*, folder: Path = _CACHE_FOLDER) -> dict[int, int]:
+    """Bytes of one core's data cache of each level, in order; empty where the system does not tell."""
+    found = [(_text(index / "level"), _text(index / "size"), _text(index / "type")) for index in folder.glob("index*")]
+    sizes = {int(level): _bytes(size) for level, size, kind in found if level.isdigit() and kind != "Instruction"}
+    return dict(sorted(sizes.items()))
 
 
 def _best_product(dtype: torch.dtype, device: torch.device | str, seconds: float) -> float:

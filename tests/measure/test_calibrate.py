@@ -1,0 +1,140 @@
+"""This machine measured into a device: quickly and for real, and with planted times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from microbatch.errors import InvalidSettings
+from microbatch.hardware.catalogue import parse_device
+from microbatch.hardware.constants import DEFAULTS, MOST_CONSTANTS
+from microbatch.hardware.device_spec import DeviceSpec
+from microbatch.hardware.writer import device_toml
+from microbatch.measure import calibrate, calibrate_cpu, peaks
+from microbatch.measure.calibrate import measure_device, slug
+from microbatch.measure.calibration import fit_constants
+from microbatch.measure.findings import Findings
+from microbatch.measure.rounds import Call, time_rounds
+from microbatch.roofline.cpu import time_operator
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that a test has time for, and nothing measured before."""
+    monkeypatch.setattr(peaks, "_measured", {})
+    monkeypatch.setattr(peaks, "_LARGEST_WEIGHTS", 4 << 20)
+    monkeypatch.setattr(calibrate_cpu, "_LARGEST_WEIGHTS", 4 << 20)
+    monkeypatch.setattr(calibrate, "DTYPES", {"cpu": ("fp32", "fp64"), "cuda": ("fp32",)})
+
+
+def test_this_machine_becomes_a_device(small: None) -> None:
+    threads, shown = torch.get_num_threads(), list[tuple[float, str]]()
+    spec, _ = measure_device(threads=1, budget=0.5, name="here", progress=lambda done, what: shown.append((done, what)))
+    assert torch.get_num_threads() == threads
+    assert parse_device(device_toml(spec), origin="here") == spec
+    assert spec.kind == "cpu" and set(spec.constants) == set(DEFAULTS["cpu"])
+    assert set(spec.flops) == {"fp32", "fp64"} and spec.multiprocessors == 1
+    assert 1e8 < spec.flops["fp64"] < 1.5 * spec.flops["fp32"] < 1e14
+    assert spec.launch_seconds is not None and 1e-7 < spec.launch_seconds < 1e-3
+    assert all("measured 20" in text and "1 threads" in text for text in spec.sources.values())
+    shares = [done for done, _ in shown]
+    assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] < 1.0
+
+
+def test_no_device_has_more_constants_than_allowed() -> None:
+    assert len(DEFAULTS["cpu"]) <= MOST_CONSTANTS
+    names = [name for group in calibrate_cpu.GROUPS for name in group.names]
+    assert sorted(names) == sorted(DEFAULTS["cpu"])
+
+
+TRUE = {name: value * factor for (name, value), factor in zip(DEFAULTS["cpu"].items(), np.tile([1.6, 0.7, 1.2], 4))}
+
+
+def test_planted_constants_are_found_again(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times as the model would have them with other constants lead back to those."""
+    true = DeviceSpec(
+        name="true", kind="cpu", flops={"fp32": 1e11}, bandwidth=2e10, launch_seconds=5e-6, cache_bytes=8 << 20,
+        constants=TRUE,
+    )  # fmt: skip
+    monkeypatch.setattr(calibrate_cpu, "cache_bytes", lambda: 8 << 20)
+    monkeypatch.setattr(calibrate_cpu, "measure_launch", lambda seconds: (5e-6, "planted"))
+    found = Findings(conditions="planted", values={"flops.fp32": 1e11, "bandwidth": 2e10})
+    made: dict[str, float] = {}
+    for group in calibrate_cpu.GROUPS:
+        for probe in group.make():
+            made[probe.name] = probe.runs * time_operator(probe.operator, true, 1, 1).seconds
+    monkeypatch.setattr(calibrate_cpu, "time_rounds", lambda calls, seconds: {name: made[name] for name in calls})
+    list(calibrate_cpu.find_constants(found, torch.device("cpu"), 1.0))
+    assert found.table("constants") == pytest.approx(TRUE, rel=0.03)
+
+
+def test_probes_of_a_group_have_names_of_their_own(small: None) -> None:
+    for group in calibrate_cpu.GROUPS:
+        names = [probe.name for probe in group.make()]
+        assert len(set(names)) == len(names)
+
+
+def test_every_probe_runs_what_its_operator_says(small: None) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for group in calibrate_cpu.GROUPS:
+        for probe in group.make():
+            if probe.operator.kind in ("matmul", "convolution"):
+                with FlopCounterMode(display=False) as counter:
+                    probe.call()
+                assert counter.get_total_flops() == probe.runs * probe.operator.flops(1)
+
+
+def test_a_fit_keeps_what_nothing_depends_on() -> None:
+    def predict(constants: Mapping[str, float]) -> list[float]:
+        return [constants["a"] * x for x in (1.0, 2.0, 3.0)]
+
+    assert fit_constants({"a": 1.0, "idle": 7.0}, predict, [5.0, 10.0, 15.0]) == pytest.approx({"a": 5.0, "idle": 7.0})
+
+
+def test_one_disturbed_time_does_not_pull_a_fit() -> None:
+    sizes = np.arange(1.0, 12.0)
+    measured = 2.0 * sizes + 3.0
+    measured[4] *= 10
+    found = fit_constants(
+        {"slope": 1.0, "start": 1.0}, lambda c: list(c["slope"] * sizes + c["start"]), measured.tolist()
+    )
+    assert found == pytest.approx({"slope": 2.0, "start": 3.0}, rel=0.02)
+
+
+def test_rounds_alternate_and_the_lower_quartile_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    calls: dict[str, Call] = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    times = iter([1.0, 9.0, 8.0, 2.0, 3.0, 7.0, 6.0, 4.0, 5.0, 5.0])
+
+    def timed(call: Call, device: object) -> float:
+        call()
+        return next(times)
+
+    monkeypatch.setattr("microbatch.measure.rounds.time_call", timed)
+    assert time_rounds(calls, 0.0) == {"a": 2.0, "b": 6.0}
+    assert order[2:] == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("AMD EPYC 7763 64-Core Processor", "amd-epyc-7763-64-core-processor"),
+        ("Intel(R) Xeon(R) CPU @ 2.70GHz", "intel-xeon-cpu-2-70ghz"),
+        ("  ", "this-machine"),
+    ],
+)
+def test_a_processor_names_its_device(text: str, name: str) -> None:
+    assert slug(text) == name
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "budget", "says"),
+    [("cpu", 0, 1.0, "0 threads"), ("cpu", None, 0.0, "budget of 0"), ("meta", None, 1.0, "no meta device")],
+)
+def test_bad_requests(device: str, threads: int | None, budget: float, says: str) -> None:
+    with pytest.raises(InvalidSettings, match=says):
+        measure_device(device, threads=threads, budget=budget)
