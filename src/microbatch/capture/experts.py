@@ -10,9 +10,10 @@ layers are known by their form:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,56 +25,53 @@ from microbatch.capture.record import Record, arithmetic_of
 from microbatch.capture.repeats import forward_of
 from microbatch.capture.tally import Tally
 
-Forward = Callable[..., Tensor]
+Rule = Callable[..., Tensor]
 
 
 @contextmanager
-def routed_layers(model: nn.Module, tally: Tally) -> Iterator[None]:
+def routed_layers(layers: Iterable[tuple[nn.Module, Rule]], tally: Tally) -> Iterator[None]:
     """Inside, layers of experts are recorded and not run."""
     with ExitStack() as stack:
-        for module in model.modules():
-            forward = _forward(module, tally)
-            if forward is not None:
-                stack.enter_context(forward_of(module, forward))
+        for module, rule in layers:
+            stack.enter_context(forward_of(module, partial(rule, tally, module)))
         yield
 
 
-def _forward(module: nn.Module, tally: Tally) -> Forward | None:
+def experts_of(model: nn.Module) -> list[tuple[nn.Module, Rule]]:
+    """Layers of experts, and what stands for their forward: ``rule(tally, module, *args, **kwargs)``."""
+    return [(module, rule) for module in model.modules() if (rule := _rule(module)) is not None]
+
+
+def _rule(module: nn.Module) -> Rule | None:
     experts = {len(weight) for _, weight in _matrices(module)}
     if len(experts) != 1:
         return None
     router = getattr(module, "router", None)
     if isinstance(router, nn.Module) and all(hasattr(router, name) for name in ("gate", "experts", "top_k")):
-        return lambda x: _routed_here(tally, module, router, x)
-    if getattr(module, "num_experts", None) in experts:
-        return _told(tally, module)
-    return None
+        return _routed_here
+    return _told if getattr(module, "num_experts", None) in experts else None
 
 
 def _matrices(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, weight) for name, weight in module.named_parameters(recurse=False) if weight.dim() == 3]
 
 
-def _told(tally: Tally, module: nn.Module) -> Forward:
+def _told(tally: Tally, module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     """For a layer that is told each token's experts; a layer called in another way runs as it is."""
-
-    def forward(*args: Any, **kwargs: Any) -> Tensor:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        chosen = [tensor for tensor in tensors if not tensor.dtype.is_floating_point and tensor.dim() == 2]
-        if not chosen or tensors[0].dim() != 2 or len(chosen[0]) != len(tensors[0]):
-            original: Tensor = type(module).forward(module, *args, **kwargs)
-            return original
-        return _experts(tally, module, tensors[0], chosen[0].shape[1], tensors)
-
-    return forward
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    chosen = [tensor for tensor in tensors if not tensor.dtype.is_floating_point and tensor.dim() == 2]
+    if not chosen or tensors[0].dim() != 2 or len(chosen[0]) != len(tensors[0]):
+        original: Tensor = type(module).forward(module, *args, **kwargs)
+        return original
+    return _experts(tally, module, tensors[0], chosen[0].shape[1], tensors)
 
 
-def _routed_here(tally: Tally, module: nn.Module, router: Any, x: Tensor) -> Tensor:
+def _routed_here(tally: Tally, module: Any, x: Tensor) -> Tensor:
     """For a layer that asks its own router."""
     tokens = x.reshape(-1, x.shape[-1])
-    scores = router.gate(tokens).softmax(-1)
-    shares, chosen = scores.topk(router.top_k, dim=-1)
-    return _experts(tally, module, tokens, router.top_k, [tokens, chosen, shares]).reshape(x.shape)
+    scores = module.router.gate(tokens).softmax(-1)
+    shares, chosen = scores.topk(module.router.top_k, dim=-1)
+    return _experts(tally, module, tokens, module.router.top_k, [tokens, chosen, shares]).reshape(x.shape)
 
 
 def _experts(tally: Tally, module: nn.Module, tokens: Tensor, top_k: int, inputs: Sequence[Tensor]) -> Tensor:

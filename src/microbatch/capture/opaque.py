@@ -140,26 +140,25 @@ def _attended(query: Tensor, value: Tensor) -> Tensor:
 
 
 def _recurrent(tally: Tally, name: str) -> Callable[..., tuple[Tensor, ...]]:
-    """torch's recurrent functions: (input, state, weights, biases?, layers, ...), or packed with sizes second."""
+    """torch's recurrent functions; packed sequences, whose lengths are data, are left to torch."""
+    original = getattr(torch, name)
 
-    def run(*given: Any) -> tuple[Tensor, ...]:
-        packed = isinstance(given[3], list | tuple)
-        data, sizes = given[0], given[1] if packed else None
-        states, weights, _, layers, _, _, both_ways, *rest = given[2:] if packed else given[1:]
-        steps = len(sizes) if sizes is not None else data.shape[1 if rest[0] else 0]
-        hidden = tree_leaves(states)[0].shape[-1]
+    def run(data: Tensor, states: Any, weights: Any, *settings: Any) -> tuple[Tensor, ...]:
+        if isinstance(settings[0], list | tuple):  # packed: (data, sizes, states, weights, ...)
+            packed: tuple[Tensor, ...] = original(data, states, weights, *settings)
+            return packed
+        _, layers, _, _, both_ways, batch_first = settings
+        steps, hidden = data.shape[1 if batch_first else 0], tree_leaves(states)[0].shape[-1]
         directions = 2 if both_ways else 1
         group = len(weights) // (layers * directions)
-        records = [
-            _one_layer(name, data, weights[at : at + group], steps, hidden) for at in range(0, len(weights), group)
-        ]
-        inputs = tensors_in(data, states, list(weights))
+        parts = [weights[at : at + group] for at in range(0, len(weights), group)]
 
         def make() -> tuple[Tensor, ...]:
             out = data.new_empty((*data.shape[:-1], hidden * directions))
             return out, *(torch.empty_like(state) for state in tree_leaves(states))
 
-        return whole(tally, records, make, inputs, 2.0)
+        records = [_one_layer(name, data, part, steps, hidden) for part in parts]
+        return whole(tally, records, make, tensors_in(data, states, list(weights)), 2.0)
 
     return run
 

@@ -2,12 +2,12 @@
 
 The 126 layers of a large language model differ in nothing that a count could see. Children of a ModuleList or a
 Sequential with the same classes, shapes and settings, called with inputs of the same shapes, are run once; for the
-others only outputs of the same shapes are made. The check run also runs the last of each such group and compares.
+others only outputs of the same shapes are made. A check also runs the last of each such group and compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +30,10 @@ class NotRepeated(Exception):
     """Two blocks that looked the same did different work."""
 
 
+Block = tuple[nn.Module, int, bool]
+"""A module that has siblings like itself, a number that they share, and whether it is the last of them."""
+
+
 @dataclass(slots=True)
 class _Known:
     """A block that ran: its outputs' shapes, and where they are inputs passed through, which."""
@@ -41,17 +45,17 @@ class _Known:
 
 @dataclass(slots=True)
 class Repeats:
-    """The blocks that ran so far, by the block around them, their settings, and their inputs."""
+    """The blocks that ran so far, by the block around them, their group, and their inputs."""
 
     tally: Tally
     check: bool = False
     known: dict[object, _Known] = field(default_factory=dict)
     checked: list[tuple[Run, Run]] = field(default_factory=list)
 
-    def call(self, module: nn.Module, settings: object, last: bool, args: Any, kwargs: Any) -> Any:
+    def call(self, module: nn.Module, group: int, last: bool, args: Any, kwargs: Any) -> Any:
         """Runs the block, or gives outputs like those of the one that ran."""
         leaves, structure = tree_flatten((args, kwargs))
-        key = (id(self.tally.run), settings, structure, torch.is_grad_enabled(), *map(_seen, leaves))
+        key = (id(self.tally.run), group, structure, torch.is_grad_enabled(), *map(_seen, leaves))
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = _Known(Run(self.tally.running[-1], self.tally.run), [], structure)
@@ -63,7 +67,7 @@ class Repeats:
             again = Run(self.tally.running[-1], self.tally.run)
             self.checked.append((found.run, again))
             return self._run(again, module, args, kwargs)
-        return self._like(found, leaves, list(module.parameters()))
+        return self._like(found, leaves, module)
 
     def _run(self, run: Run, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self.tally.run = run
@@ -72,10 +76,12 @@ class Repeats:
         finally:
             self.tally.run = run.parent
 
-    def _like(self, known: _Known, inputs: list[object], parameters: list[Tensor]) -> Any:
+    def _like(self, known: _Known, inputs: list[object], module: nn.Module) -> Any:
         made = [leaf for leaf in known.leaves if isinstance(leaf, Tensor)]
-        tied = tensors_in(inputs) + parameters
-        fresh = iter(replaced(self.tally, lambda: tuple(map(_empty, made)), tied, lambda: None))
+        fresh = iter(made)  # without data the same tensors will do
+        if torch.is_grad_enabled():
+            tied = [*tensors_in(inputs), *module.parameters()]
+            fresh = iter(replaced(self.tally, lambda: tuple(map(_empty, made)), tied, lambda: None))
 
         def filled(leaf: object) -> object:
             if isinstance(leaf, _Passed):
@@ -134,22 +140,21 @@ def _work_of(outer: Run, records: list[Record]) -> list[tuple[Record, int]]:
 
 
 @contextmanager
-def repeats(model: nn.Module, tally: Tally, *, check: bool = False, all_run: bool = False) -> Iterator[Repeats]:
+def repeats(blocks: Iterable[Block], tally: Tally, *, check: bool = False) -> Iterator[Repeats]:
     """Inside, blocks that repeat run once. The modules' ``forward`` is given back afterwards.
 
     Args:
         check: run the last of each group as well, so that `Repeats.records` can compare.
-        all_run: let every block run.
     """
     found = Repeats(tally, check)
     with ExitStack() as stack:
-        for module, settings, last in () if all_run else _blocks(model):
-            stack.enter_context(forward_of(module, _bound(found, module, settings, last)))
+        for module, group, last in blocks:
+            stack.enter_context(forward_of(module, _bound(found, module, group, last)))
         yield found
 
 
-def _bound(found: Repeats, module: nn.Module, settings: object, last: bool) -> Callable[..., Any]:
-    return lambda *args, **kwargs: found.call(module, settings, last, args, kwargs)
+def _bound(found: Repeats, module: nn.Module, group: int, last: bool) -> Callable[..., Any]:
+    return lambda *args, **kwargs: found.call(module, group, last, args, kwargs)
 
 
 @contextmanager
@@ -159,8 +164,8 @@ def forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]
         yield
 
 
-def _blocks(model: nn.Module) -> Iterator[tuple[nn.Module, object, bool]]:
-    """Modules with parts that have a sibling like themselves, their settings, and whether they are its last."""
+def blocks_of(model: nn.Module) -> Iterator[Block]:
+    """Modules with parts that have a sibling like themselves."""
     for container in model.modules():
         if isinstance(container, nn.ModuleList | nn.Sequential):
             children = list(dict.fromkeys(container))
@@ -169,9 +174,9 @@ def _blocks(model: nn.Module) -> Iterator[tuple[nn.Module, object, bool]]:
             for child in children:
                 if next(child.children(), None) is not None and "forward" not in vars(child):
                     groups.setdefault(settings_of(child, numbers), []).append(child)
-            for settings, group in groups.items():
+            for group in groups.values():
                 if len(group) > 1:
-                    yield from ((child, settings, child is group[-1]) for child in group)
+                    yield from ((child, id(group[0]), child is group[-1]) for child in group)
 
 
 def settings_of(module: nn.Module, numbers: frozenset[str] = frozenset()) -> object:

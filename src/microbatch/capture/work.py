@@ -18,13 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from microbatch.capture.assemble import Claim, Mismatch, added_up, operators
 from microbatch.capture.count import backward, slow_attention
-from microbatch.capture.experts import routed_layers
+from microbatch.capture.experts import Rule, experts_of, routed_layers
 from microbatch.capture.fake import Faker, plain_tensors
 from microbatch.capture.fit import Size, agrees, interpolation
 from microbatch.capture.moved import distinct_bytes, storage_of
 from microbatch.capture.opaque import whole_operators
 from microbatch.capture.record import DTYPE_NAMES, Record
-from microbatch.capture.repeats import repeats
+from microbatch.capture.repeats import Block, blocks_of, repeats
 from microbatch.capture.stored import ARITHMETIC, stored_as, weight_bytes
 from microbatch.capture.tally import DependsOnData, tallying
 from microbatch.errors import InvalidModel, InvalidSettings, MicrobatchError, ModelFailed
@@ -161,6 +161,8 @@ class _Runs:
     repeated: bool = True
     fake: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
     twins: dict[str, Tensor] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+    experts: list[tuple[nn.Module, Rule]] = field(default_factory=list)
     seen: dict[Size, list[Record]] = field(default_factory=dict)
 
     @contextmanager
@@ -169,11 +171,12 @@ class _Runs:
         faker = self._faker()
         named = (*self.model.named_parameters(), *self.model.named_buffers())
         self.twins = {name: faker.twin(tensor) for name, tensor in named}
+        self.blocks, self.experts = list(blocks_of(self.model)), experts_of(self.model)
         with plain_tensors(self.model, faker):
             yield
 
     def at(self, size: Size) -> list[Record]:
-        """The records at a size. The last size of a claim also checks that blocks repeat."""
+        """The records at a size. The first run also checks that blocks repeat."""
         if size not in self.seen:
             try:
                 self.seen[size] = self._run(size, repeated=self.repeated)
@@ -202,8 +205,8 @@ class _Runs:
             torch.set_grad_enabled(training),
             tallying(self.model, frozenset(weights)) as tally,
             whole_operators(tally),
-            repeats(self.model, tally, check=repeated and not self.seen, all_run=not repeated) as blocks,
-            routed_layers(self.model, tally),
+            repeats(self.blocks if repeated else [], tally, check=not self.seen) as blocks,
+            routed_layers(self.experts, tally),
         ):
             output = torch.func.functional_call(self.model, self.twins, args, kwargs)
             if training:
