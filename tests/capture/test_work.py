@@ -97,3 +97,48 @@ def test_mixture_of_experts() -> None:
         assert operator.routed is not None and (operator.routed.experts, operator.routed.top_k) == (4, 2)
         assert str(operator.flops) == f"{2 * 2 * 8 * 16}·b" and str(operator.weight_bytes) == str(4 * 4 * 8 * 16)
         assert operator.repeat == 2
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.up(x).relu())
+        return out
+
+
+class LoopOverExperts(nn.Module):
+    """As many write it: each expert picks its tokens by a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts, self.top_k = nn.Linear(8, 4), nn.ModuleList(Expert() for _ in range(4)), 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, 8)
+        shares, chosen = self.gate(tokens).softmax(-1).topk(self.top_k, dim=-1)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            rows, place = torch.where(chosen == number)
+            out = out.index_add(0, rows, expert(tokens[rows]) * shares[rows, place, None])
+        return out.reshape(x.shape)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_loop_over_experts_of_the_user(mode: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), LoopOverExperts(), LoopOverExperts())
+    work = capture_work(model, rows(3, 8), mode=mode)
+    kept = of_kind(work, "experts")
+    forward = [operator for operator in kept if not operator.backward]
+    assert {operator.layer for operator in forward} == {"1.experts.0.up", "1.experts.0.down"}
+    for operator in forward:
+        assert operator.repeat == 2 and operator.weight_bytes(5) == 4 * 4 * 8 * 16
+        assert operator.flops(5) == 2 * 5 * 3 * 2 * 8 * 16
+        assert operator.gemm is not None and operator.gemm.m(5) == 5 * 3 * 2 / 4 and operator.gemm.count(5) == 4
+        assert operator.routed is not None and operator.routed.tokens(5) == 15
+    if mode == "training":
+        backward = sum(operator.repeat * operator.flops(5) for operator in kept if operator.backward)
+        assert backward == 2 * sum(operator.repeat * operator.flops(5) for operator in forward)
+    model(torch.randn(2, 3, 8))  # its own forward is back

@@ -138,6 +138,9 @@ FLOPS: dict[str, Formula] = {
     "vdot": _product_of("self"),
     "linear": _product_of("input"),
     "matmul": _product_of("self"),
+    "addr": lambda _, out: 2.0 * out.numel(),
+    "_grouped_mm": _product_of("self"),
+    "_cdist_forward": lambda given, out: 3.0 * out.numel() * given["x1"].shape[-1],
     "_int_mm": _product_of("self"),
     "_scaled_mm": _product_of("self"),
     "_weight_int4pack_mm": _product_of("self"),
@@ -202,7 +205,22 @@ PER_ELEMENT: dict[str, float] = {
     **dict.fromkeys(("hardswish_backward", "hardsigmoid_backward", "softplus_backward", "mish_backward"), 1),
     **dict.fromkeys(("glu", "glu_backward", "_prelu_kernel", "_prelu_kernel_backward", "log_sigmoid_forward"), 2),
     **dict.fromkeys(("upsample_nearest2d", "upsample_nearest2d_backward"), 1),
-    **dict.fromkeys(("upsample_bilinear2d", "upsample_bilinear2d_backward"), 8),
+    **dict.fromkeys(("upsample_bilinear2d", "upsample_bilinear2d_backward", "grid_sampler_2d"), 8),
+    **dict.fromkeys(("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward", "upsample_linear1d"), 8),
+    **dict.fromkeys(("upsample_trilinear3d", "grid_sampler_3d"), 16),
+    **dict.fromkeys(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), 16),
+    **dict.fromkeys(("upsample_bicubic2d", "upsample_bicubic2d_backward", "_upsample_bicubic2d_aa"), 32),
+    **dict.fromkeys(("upsample_nearest1d", "upsample_nearest3d", "_upsample_nearest_exact2d"), 1),
+    "_upsample_nearest_exact2d_backward": 1,
+    # torch leaves the tag of element-wise operators off these.
+    **dict.fromkeys(("hardswish", "hardsigmoid", "hardtanh", "gelu", "mish", "threshold", "abs", "rsub"), 1),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "floor_divide", "heaviside", "gcd", "lcm", "polar"), 1),
+    **dict.fromkeys(("geometric", "cauchy", "log_normal", "randint_like", "poisson", "_standard_gamma"), 1),
+    **dict.fromkeys(("cummax", "cummin", "logcumsumexp", "nansum", "trace", "median", "kthvalue", "mode"), 1),
+    **dict.fromkeys(("adaptive_max_pool3d", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward"), 1),
+    **dict.fromkeys(("log_sigmoid_backward", "huber_loss_backward", "binary_cross_entropy_backward"), 3),
+    **dict.fromkeys(("_weight_norm_interface", "renorm"), 4),
+    "_weight_norm_interface_backward": 8,
     **dict.fromkeys(("quantize_per_tensor", "dequantize", "_fake_quantize_learnable_per_tensor_affine"), 2),
 }
 """Operations per element, of the largest tensor that the operator reads or writes."""
@@ -220,7 +238,12 @@ MOVES: frozenset[str] = frozenset((
     "_pack_padded_sequence", "_pack_padded_sequence_backward", "randperm", "randint", "diag_embed",
     "split_with_sizes_copy", "where", "isin", "_local_scalar_dense", "equal", "is_nonzero",
     "value_selecting_reduction_backward", "_conj_physical", "permute_copy", "view_copy", "_reshape_copy", "resize",
-    "copysign", "complex", "narrow_copy", "select_copy", "slice_copy",
+    "copysign", "complex", "narrow_copy", "select_copy", "slice_copy", "as_strided_copy", "alias_copy", "expand_copy",
+    "squeeze_copy", "unsqueeze_copy", "t_copy", "transpose_copy", "unbind_copy", "unfold_copy", "lift_fresh_copy",
+    "diagonal_copy", "diagonal_backward", "diagonal_scatter", "as_strided_scatter", "tril_indices", "triu_indices",
+    "masked_scatter", "masked_scatter_backward", "rot90", "take", "resize_as", "logspace", "hann_window", "_unique",
+    "unique_consecutive", "reflection_pad1d_backward", "reflection_pad3d", "reflection_pad3d_backward", "block_diag",
+    "replication_pad1d_backward", "replication_pad3d", "replication_pad3d_backward", "_pin_memory", "_unsafe_index",
 ))
 # fmt: on
 """Operators that move data and do no arithmetic on it."""
@@ -231,6 +254,8 @@ FREE: frozenset[str] = frozenset((
     "lift", "detach", "alias", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
     "_cudnn_init_dropout_state", "resolve_conj", "resolve_neg", "squeeze", "unsqueeze", "transpose", "t",
     "as_strided", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_pinned", "prim::device",
+    "empty_permuted", "is_same_size", "_assert_tensor_metadata", "_assert_scalar", "_functional_assert_async",
+    "sym_constrain_range", "sym_constrain_range_for_size", "dense_dim", "sparse_dim",
     "prim::layout", "result_type", "swapaxes", "unflatten", "set",
 ))
 # fmt: on

@@ -43,11 +43,20 @@ STORED_AS = {"_weight_int8pack_mm": "int8", "_weight_int4pack_mm": "int4", "_wei
 
 @dataclass(slots=True)
 class Run:
-    """One call of a block that stands for its identical siblings: `count` calls in all, inside another such call."""
+    """One call of a block that stands for its identical siblings: `count` calls in all, inside another such call.
+
+    `routed`, as in `Record`, says that the siblings are experts that shared the rows of this call.
+    """
 
     name: str
     parent: Run | None = None
     count: int = 1
+    routed: tuple[int, int, int] | None = None
+
+    @property
+    def shared(self) -> tuple[int, int, int] | None:
+        """`routed` of this call or of one around it."""
+        return self.routed or (self.parent.shared if self.parent else None)
 
     @property
     def repeat(self) -> int:

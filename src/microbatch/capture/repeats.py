@@ -52,33 +52,36 @@ class Repeats:
     known: dict[object, _Known] = field(default_factory=dict)
     checked: list[tuple[Run, Run]] = field(default_factory=list)
 
-    def call(self, module: nn.Module, group: int, last: bool, args: Any, kwargs: Any) -> Any:
-        """Runs the block, or gives outputs like those of the one that ran."""
+    def call(self, block: Block, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs the block's `forward`, or gives outputs like those of the one that ran."""
+        module, group, last = block
         leaves, structure = tree_flatten((args, kwargs))
         key = (id(self.tally.run), group, structure, torch.is_grad_enabled(), *map(_seen, leaves))
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = _Known(Run(self.tally.running[-1], self.tally.run), [], structure)
-            out = self._run(found.run, module, args, kwargs)
+            out = self._run(found.run, forward, args, kwargs)
             found.leaves, found.structure = _template(out, leaves)
             return out
         found.run.count += 1
         if self.check and last:
             again = Run(self.tally.running[-1], self.tally.run)
             self.checked.append((found.run, again))
-            return self._run(again, module, args, kwargs)
+            return self._run(again, forward, args, kwargs)
         return self._like(found, leaves, module)
 
-    def _run(self, run: Run, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _run(self, run: Run, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.tally.run = run
         try:
-            return type(module).forward(module, *args, **kwargs)
+            return forward(*args, **kwargs)
         finally:
             self.tally.run = run.parent
 
     def _like(self, known: _Known, inputs: list[object], module: nn.Module) -> Any:
         made = [leaf for leaf in known.leaves if isinstance(leaf, Tensor)]
-        fresh = iter(made)  # without data the same tensors will do
+        fresh: Iterator[Tensor] = (
+            tensor.detach() for tensor in made
+        )  # objects of their own, or joining two would count one
         if torch.is_grad_enabled():
             tied = [*tensors_in(inputs), *module.parameters()]
             fresh = iter(replaced(self.tally, lambda: tuple(map(_empty, made)), tied, lambda: None))
@@ -148,13 +151,13 @@ def repeats(blocks: Iterable[Block], tally: Tally, *, check: bool = False) -> It
     """
     found = Repeats(tally, check)
     with ExitStack() as stack:
-        for module, group, last in blocks:
-            stack.enter_context(forward_of(module, _bound(found, module, group, last)))
+        for block in blocks:
+            stack.enter_context(forward_of(block[0], _bound(found, block, block[0].forward)))
         yield found
 
 
-def _bound(found: Repeats, module: nn.Module, group: int, last: bool) -> Callable[..., Any]:
-    return lambda *args, **kwargs: found.call(module, group, last, args, kwargs)
+def _bound(found: Repeats, block: Block, forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: found.call(block, forward, args, kwargs)
 
 
 @contextmanager

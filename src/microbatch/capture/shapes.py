@@ -88,6 +88,7 @@ PRODUCTS: dict[str, Callable[[Arguments, Any], Product]] = {
     "linear": _rows("input"),
     "matmul": _rows("self"),
     "_int_mm": _rows("self"),
+    "_grouped_mm": _rows("self"),
     "_scaled_mm": _rows("self"),
     "_weight_int4pack_mm": _rows("self"),
     "_weight_int4pack_mm_for_cpu": _rows("self"),

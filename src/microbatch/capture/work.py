@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from microbatch.capture.assemble import Claim, Mismatch, added_up, operators
 from microbatch.capture.count import backward, slow_attention
-from microbatch.capture.experts import Rule, experts_of, routed_layers
+from microbatch.capture.experts import Rule, as_routed, experts_of, routed_layers
 from microbatch.capture.fake import Faker, plain_tensors
 from microbatch.capture.fit import Size, agrees, interpolation
 from microbatch.capture.moved import distinct_bytes, storage_of
@@ -205,13 +205,13 @@ class _Runs:
             torch.set_grad_enabled(training),
             tallying(self.model, frozenset(weights)) as tally,
             whole_operators(tally),
-            repeats(self.blocks if repeated else [], tally, check=not self.seen) as blocks,
             routed_layers(self.experts, tally),
+            repeats(self.blocks if repeated else [], tally, check=not self.seen) as blocks,
         ):
             output = torch.func.functional_call(self.model, self.twins, args, kwargs)
             if training:
                 backward(self.model, output, list(self.twins.values()))
-        return blocks.records()
+        return list(map(as_routed, blocks.records()))
 
     def _example(self, size: Size) -> tuple[Any, Any]:
         return self.example(size[0], size[1] if self.with_sequence else None)
