@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from microbatch.hardware.catalogue import load_device
+from microbatch.hardware.device_spec import DeviceSpec
+from microbatch.roofline.operator_time import OperatorTime
+from microbatch.roofline.ridge import rate_of
+from microbatch.roofline.time import TIMERS
 from microbatch.units import DTYPE_BYTES
 from microbatch.work.operators import Gemm, Operator, Routed, Work
 from microbatch.work.polynomial import Polynomial, constant
@@ -112,3 +117,16 @@ def experts(*, count: int = 8, top_k: int = 2, width: int = 1024, dtype: str = "
     )  # fmt: skip
     parameters = count * width * width
     return Work(operators=(operator,), dtype=dtype, parameters=parameters, weight_bytes=round(parameters * size))
+
+
+def plain(name: str) -> DeviceSpec:
+    """A catalogue device timed by its datasheet alone: tests of what is made of times do not follow a model of them."""
+    TIMERS.setdefault("plain", _plain_time)
+    return replace(load_device(name), kind="plain")
+
+
+def _plain_time(operator: Operator, spec: DeviceSpec, batch: float, sequence: float) -> OperatorTime:
+    moved = sum(part(batch, sequence) for part in (operator.weight_bytes, operator.read_bytes, operator.written_bytes))
+    compute, memory = operator.flops(batch, sequence) / rate_of(spec, operator.dtype), moved / spec.bandwidth
+    seconds = max(compute, memory)
+    return OperatorTime(seconds=seconds, compute_seconds=compute, memory_seconds=memory, overhead_seconds=0.0)

@@ -36,6 +36,7 @@ def predict(
     dtype: str | None = None,
     weights_dtype: str | None = None,
     sequence: int | None = None,
+    launches: str = "eager",
     max_batch_size: int | None = None,
     memory_limit: int | None = None,
     optimizer: str = "adam",
@@ -58,6 +59,8 @@ def predict(
         dtype: of the arithmetic: fp32, tf32, fp16, bf16, fp8, int8; by default the model's own.
         weights_dtype: in which the weights are stored, where it is not `dtype`: int8 or int4.
         sequence: tokens of each item; in decode mode those that the cache already holds.
+        launches: of a GPU's kernels: ``"eager"``, one by one by the host, or ``"graph"``, together, as CUDA graphs,
+            engines and compiled decoding do.
         max_batch_size: compute no larger size.
         memory_limit: bytes of each device; by default all that it has.
         optimizer: adam, adamw, sgd, sgd-momentum or lion, in training.
@@ -79,6 +82,7 @@ def predict(
         "devices": count, "max_batch_size": max_batch_size, "memory_limit": memory_limit, "optimizer": optimizer,
         "accumulation": accumulation, "surface": tuple(surface), "sizes": tuple(sizes),
         "layer_sizes": tuple(layer_sizes), "weight_dtype": weights_dtype or "",
+        "launches": launches,
     }  # fmt: skip
     if isinstance(model, Work):
         work = _cast(model, dtype, weights_dtype)

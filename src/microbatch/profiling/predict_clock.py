@@ -18,6 +18,7 @@ class Settings:
         kv_heads: heads of keys and values, which limits how often the cache can be split.
         sequence: length, in decoding the context; None where the model has none.
         weight_dtype: as the weights are stored.
+        launches: of a GPU's kernels, ``"eager"`` or ``"graph"``, see `microbatch.roofline.launches`.
         max_batch_size: no larger size.
         memory_limit: bytes of one device; by default all that it has.
         optimizer, accumulation: of a training step.
@@ -30,6 +31,7 @@ class Settings:
     kv_heads: int | None = None
     sequence: int | None = None
     weight_dtype: str = ""
+    launches: str = "eager"
     max_batch_size: int | None = None
     memory_limit: int | None = None
     optimizer: str = "adam"
@@ -46,12 +48,13 @@ class Clock:
     work: Work
     spec: DeviceSpec
     sequence: float
+    launches: str = "eager"
     calls: dict[tuple[int, float], CallTime] = field(default_factory=dict)
 
     def call(self, size: int, sequence: float | None = None) -> CallTime:
         key = size, self.sequence if sequence is None else sequence
         if key not in self.calls:
-            self.calls[key] = time_call(self.work, self.spec, batch=size, sequence=key[1])
+            self.calls[key] = time_call(self.work, self.spec, batch=size, sequence=key[1], launches=self.launches)
         return self.calls[key]
 
     def seconds(self, size: int) -> float:

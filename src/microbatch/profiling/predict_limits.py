@@ -11,7 +11,7 @@ from microbatch.profiling.predict_clock import Clock, Settings
 from microbatch.profiling.predict_sizes import rising_pairs
 from microbatch.roofline.balance import full_ridge_of, weights_ridge_of
 from microbatch.roofline.decode import context_limit, decode_work_of, half_batch, saturated_throughput
-from microbatch.roofline.steps import explain_rise
+from microbatch.roofline.steps import Moment, explain_rise
 from microbatch.work.operators import Work
 
 BOUND_BY_OPTIMIZER = 0.5
@@ -39,11 +39,15 @@ def predict_limits(
 
 def _steps(clock: Clock, sizes: Sequence[int]) -> tuple[Step, ...]:
     pairs = rising_pairs(sizes, clock.seconds)
-    rises = [explain_rise(clock.work, clock.call(low), clock.call(high)) for low, high in pairs]
+    rises = [explain_rise(clock.work, clock.spec, _moment(clock, low), _moment(clock, high)) for low, high in pairs]
     return tuple(
         Step(from_size=low, batch_size=high, cause=rise.cause, evidence=rise.evidence, layer=rise.layer)
         for (low, high), rise in zip(pairs, rises, strict=True)
     )
+
+
+def _moment(clock: Clock, size: int) -> Moment:
+    return Moment(size=size, sequence=clock.sequence, call=clock.call(size))
 
 
 def _decode(whole: Work, spec: DeviceSpec, settings: Settings) -> DecodeLimits | None:

@@ -32,6 +32,9 @@ PREDICTED_AT = (8, 64)
 LARGEST_ON_FAKE_TENSORS = 2_000_000_000
 """Bytes of weights up to which a model is run on fake tensors for its memory; above, its operators have to tell."""
 
+KEPT = ("weights", "gradients", "optimizer", "buffers")
+"""Parts that do not grow with the batch."""
+
 MAKERS: dict[str, MakeOptimizer] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -82,9 +85,10 @@ class Captured:
         except Exception as error:  # whatever a model does on fake tensors: then its operators have to tell
             logger.info("memory on fake tensors not found: %s", error)
             return None
+        parts = {name: size for name, size in found.parts.items() if size and name in KEPT}
         return fitted(
-            found.parts, found.bytes_per_item, limit=limit, limit_source=limit_source(spec, memory_limit),
-            margin=MARGIN, fixed=found.fixed_bytes,
+            parts, found.bytes_per_item, limit=limit, limit_source=limit_source(spec, memory_limit), margin=MARGIN,
+            fixed=found.fixed_bytes,
         )  # fmt: skip
 
     def _on_fake_tensors(self, limit: int) -> MemoryCurve:

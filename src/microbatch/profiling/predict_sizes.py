@@ -41,7 +41,7 @@ def choose_sizes(seconds_of: SecondsOf, top: int, wanted: Iterable[int] = ()) ->
     whose time per item rises; there the edge is found by halving.
     """
     timed = cache(seconds_of)
-    regular = {*_close_grid(top), *(size for size in wanted if size >= 1)}
+    regular = {*_close_grid(top), *(size for size in wanted if 1 <= size <= top)}
     probes = sorted({*regular, *(size for edge in _tile_edges(top) for size in (edge, edge + 1) if size <= top)})
     steps = [found for low, high in pairwise(probes) for found in _narrowed(low, high, timed)]
     largest = sorted(steps, key=lambda pair: -_excess(pair[0], pair[1], timed))[:MOST_STEPS]

@@ -46,9 +46,9 @@ def predict_work(work: Work, spec: DeviceSpec, settings: Settings, *, memory: Me
     own = with_optimizer(own, settings.optimizer, settings.accumulation) if training else own
     method = "on fake tensors" if memory else FORMULA
     memory = memory or work_memory(own, spec, settings)
-    clock = Clock(own, spec, sequence)
+    clock = Clock(own, spec, sequence, settings.launches)
     top, stopped_by = _range(clock, settings, memory)
-    sizes = choose_sizes(clock.seconds, top, [size for size in settings.sizes if size <= top])
+    sizes = choose_sizes(clock.seconds, top, settings.sizes)
     points = tuple(_point(clock, size, memory) for size in sizes)
     layer_sizes = sorted({*_ends(points), *(size for size in settings.layer_sizes if size in sizes)})
     return Profile(
@@ -90,10 +90,11 @@ def _range(clock: Clock, settings: Settings, memory: MemoryCurve | None) -> tupl
     """The largest size worth a look, and what ends there."""
     fits = memory.largest_that_fits if memory else None
     given = settings.max_batch_size or LARGEST_BATCH
-    if fits is not None and fits < given:
-        top, ended = reach(clock.seconds, max(1, fits))
-        return top, ended if ended == "saturated" else "memory"
-    return reach(clock.seconds, given)
+    most = given if fits is None else max(1, min(fits, given))
+    top, ended = reach(clock.seconds, most)
+    if ended == "limit" and most < given:
+        ended = "memory"
+    return max(top, min(most, max(settings.sizes, default=1))), ended
 
 
 def _point(clock: Clock, size: int, memory: MemoryCurve | None) -> Point:

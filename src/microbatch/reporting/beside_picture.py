@@ -21,6 +21,6 @@ def draw_measured(axes: Axes, explanation: Explanation, places: list[tuple[int, 
     if not places or explanation.beside is None:
         return
     device = short(explanation.beside.device, 28)
-    label = f"beside: measured on {device}" if device else "beside: measured"
+    label = f"measured on {device}" if device else "measured"
     axes.plot(*zip(*places), linestyle="", marker="s", markersize=4.6, markerfacecolor="none", markeredgecolor=colour,
               markeredgewidth=1.1, label=label, zorder=2.7)  # fmt: skip

@@ -111,6 +111,8 @@ def _cards(explanation: Explanation) -> list[Fact]:
         Fact(label=fact.label.rstrip(":"), value=fact.value, hint=fact.hint)
         for fact in (*wording.facts(explanation), *prediction_wording.facts(explanation))
     ]
+    if explanation.profile.source == "predicted":
+        return [*cards, Fact(label="confidence", value=explanation.recommended.confidence, hint="computed, not run")]
     known = "unknown" if explanation.noise is None else format_percent(explanation.noise)
     why = "" if explanation.noise is not None else f"{wording.noise(explanation)}, "
     return [*cards, Fact(label="noise", value=known, hint=f"{why}confidence {explanation.recommended.confidence}")]

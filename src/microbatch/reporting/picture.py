@@ -222,7 +222,7 @@ def _spread(point: Point, most: int) -> list[float]:
     return [ordered[round(index * (len(ordered) - 1) / (most - 1))] for index in range(most)]
 
 
-_ORDER = ("measured", "computed", "beside:", "single", "fit", "compute", "bandwidth", "overhead", "target", "sizes")
+_ORDER = ("measured", "computed", "single", "fit", "compute", "bandwidth", "overhead", "target", "sizes")
 
 
 def _legend(

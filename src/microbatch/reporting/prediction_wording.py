@@ -7,7 +7,7 @@ from microbatch.curves.beside import Beside
 from microbatch.curves.explanation import Explanation
 from microbatch.curves.prediction import DecodeLimits, OptimizerShare
 from microbatch.reporting.surface import best_rows
-from microbatch.reporting.wording import Fact, clean, rounded, short, unit_of
+from microbatch.reporting.wording import Fact, clean, rounded, short
 from microbatch.units import format_number, format_percent, format_seconds
 
 
@@ -86,9 +86,7 @@ def _decode_facts(limits: DecodeLimits) -> list[Fact]:
 
 
 def _surface(explanation: Explanation) -> str:
-    unit = unit_of(explanation.profile)
-    told = [
-        f"{format_number(row.sequence)}: {format_number(row.batch_size)} ({rounded(row.throughput)} {unit}/s)"
-        for row in best_rows(explanation.profile.surface)
-    ]
-    return f"Best batch by sequence length: {', '.join(told)}."
+    rows = best_rows(explanation.profile.surface)
+    told = [f"{format_number(row.batch_size)} at {format_number(row.sequence)}" for row in rows]
+    length = "context" if explanation.profile.mode == "decode" else "sequence"
+    return f"Best batch by {length}: {', '.join(told)} tokens."

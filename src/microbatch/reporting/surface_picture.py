@@ -72,18 +72,23 @@ def _cells(axes: Axes, grid: Grid, sheet: Sheet, colours: dict[str, str]) -> Non
     colour_map = mpl.colormaps[COLOURS]
     axes.pcolormesh(share, cmap=colour_map, vmin=0.0, vmax=1.0, edgecolors=colours["background"], linewidth=1.5)
     size = sheet.font - 1.5
+
+    def is_best(row: int, column: int) -> bool:
+        return grid.batch_sizes[column] == grid.best[row]
+
     for row, values in enumerate(grid.throughput):
         for column, value in enumerate(values):
             if value is not None:
                 colour = ON_LIGHT if share[row, column] > 0.55 else ON_DARK
+                weight = "bold" if is_best(row, column) else "normal"
                 axes.text(column + 0.5, row + 0.5, tick_text(float(f"{value:.2g}")), ha="center", va="center",
-                          color=colour, fontsize=size)  # fmt: skip
+                          color=colour, fontsize=size, fontweight=weight)  # fmt: skip
         column = grid.batch_sizes.index(grid.best[row])
         axes.add_patch(_frame(column, row, colours))
 
 
 def _frame(column: int, row: int, colours: dict[str, str]) -> Rectangle:
-    frame: dict[str, Any] = {"facecolor": "none", "edgecolor": colours["avoid"], "linewidth": 2.2, "zorder": 3}
+    frame: dict[str, Any] = {"facecolor": "none", "edgecolor": colours["use"], "linewidth": 2.6, "zorder": 3}
     return Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, **frame)
 
 

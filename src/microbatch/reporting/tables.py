@@ -158,7 +158,8 @@ def points(explanation: Explanation) -> Table:
     """Every size, or an even choice of them when there are very many."""
     raw = {point.batch_size: point for point in explanation.profile.points}
     chosen = _choose(explanation)
-    rows = [_point(point, raw[point.batch_size]) for point in chosen]
+    measured = explanation.profile.source != "predicted"
+    rows = [_point(point, raw[point.batch_size], measured) for point in chosen]
     columns = (
         "batch size", "time", "90 % interval", f"{wording.unit_of(explanation.profile)}/s", "of peak FLOP/s",
         "of bandwidth", "no operator runs", "bound", "peak memory", "first call", "samples",
@@ -176,7 +177,7 @@ def _choose(explanation: Explanation) -> list[Binding]:
     return [point for point in every if point.batch_size in even | {explanation.recommended.batch_size}]
 
 
-def _point(point: Binding, raw: Point) -> tuple[str, ...]:
+def _point(point: Binding, raw: Point, measured: bool) -> tuple[str, ...]:
     interval = ""
     if point.low is not None and point.high is not None:
         interval = f"{format_seconds(point.low)} - {format_seconds(point.high)}"
@@ -184,7 +185,7 @@ def _point(point: Binding, raw: Point) -> tuple[str, ...]:
         format_number(point.batch_size), format_seconds(point.seconds), interval, rounded(point.throughput),
         percent(point.compute_utilisation), percent(point.bandwidth_utilisation), percent(point.overhead_share),
         point.bound, "" if raw.peak_bytes is None else format_bytes(raw.peak_bytes), duration(raw.first_call_seconds),
-        format_number(len(raw.samples)),
+        format_number(len(raw.samples)) if measured else "",
     )  # fmt: skip
 
 

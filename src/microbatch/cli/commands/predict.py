@@ -28,6 +28,8 @@ LENGTHS = reader(parse_lengths)
 @click.option("--sequence", type=LENGTHS, metavar="N[,N...]", help="Tokens of each item; several make a surface.")
 @click.option("--context", type=LENGTHS, metavar="N[,N...]", help="Tokens already in the cache, with --mode decode.")
 @click.option("--surface", type=LENGTHS, metavar="N,N...", help="Lengths for a table of sequence × batch.")
+@click.option("--launches", type=click.Choice(("eager", "graph")), default="eager", show_default=True,
+              help="A GPU's kernels: one by one by the host, or together as in CUDA graphs.")  # fmt: skip
 @click.option("--max-batch", type=click.IntRange(min=1), help="Compute no larger batch than this.")
 @click.option("--memory-limit", type=BYTES, metavar="BYTES", help="Of each device, as in 8GB; all it has by default.")
 @click.option("--optimizer", default="adam", show_default=True, help="adam adamw sgd sgd-momentum lion, in training.")
@@ -48,6 +50,7 @@ def command(
     sequence: tuple[int, ...] | None,
     context: tuple[int, ...] | None,
     surface: tuple[int, ...] | None,
+    launches: str,
     max_batch: int | None,
     memory_limit: int | None,
     optimizer: str,
@@ -79,8 +82,8 @@ def command(
     with measuring():
         profile = predict(
             model, device, mode=mode, dtype=dtype, weights_dtype=weights_dtype, sequence=lengths,
-            max_batch_size=max_batch, memory_limit=memory_limit, optimizer=optimizer, accumulation=accumulation,
-            surface=table, sizes=measured.batch_sizes if measured else (),
+            launches=launches, max_batch_size=max_batch, memory_limit=memory_limit, optimizer=optimizer,
+            accumulation=accumulation, surface=table, sizes=measured.batch_sizes if measured else (),
             layer_sizes=measured.layer_batch_sizes if measured else (),
         )  # fmt: skip
     explanation = explain(profile, objective=objective, latency_target=latency_target)
