@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MethodType
 from typing import Any
 from unittest import mock
 
@@ -201,6 +203,10 @@ def settings_of(module: nn.Module, numbers: frozenset[str] = frozenset()) -> obj
 def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
+    if isinstance(value, partial):
+        return _plain((value.func, value.args, tuple(value.keywords.items())))
+    if isinstance(value, MethodType):  # of the block itself, whose attributes are compared anyway
+        return id(value.__func__)
     return value if isinstance(value, int | float | str | None) else id(value)
 
 

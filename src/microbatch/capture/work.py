@@ -118,10 +118,13 @@ def _claims(batches: list[int], sequence: int, free: bool) -> list[Claim]:
 
 
 def _lengths(longest: int) -> tuple[tuple[int, ...], int]:
-    """Three lengths to fit and one to check; a short sequence is followed by longer ones."""
-    if longest < 8:
+    """Three lengths to fit and one to check, far apart, so that a window or a block between them shows.
+
+    A short sequence is followed by longer ones.
+    """
+    if longest < 32:
         return (longest, longest + 1, longest + 2), longest + 3
-    return (longest // 2, 3 * longest // 4, longest), longest // 2 + 1
+    return (longest // 16, longest // 2, longest), longest // 4 + 1
 
 
 def _strongest(
