@@ -52,6 +52,7 @@ def test_a_device_has_a_source_for_every_figure(name: str) -> None:
     spec = load_device(name)
     assert spec.name == name
     figures = [f"flops.{dtype}" for dtype in spec.flops]
+    figures += [f"constants.{name}" for name in spec.constants]
     figures += [key for key in ("bandwidth", "memory_bytes", "multiprocessors", "cache_bytes", "link_bandwidth")
                 if getattr(spec, key) is not None]  # fmt: skip
     assert set(spec.sources) == set(figures)

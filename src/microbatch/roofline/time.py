@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.roofline import accelerator, cpu, gpu
+from microbatch.roofline.launches import with_launches
 from microbatch.roofline.operator_time import OperatorTime
 from microbatch.roofline.parallel import time_communication
 from microbatch.work.operators import Operator, Work
@@ -32,16 +33,41 @@ class CallTime:
     operators: tuple[OperatorTime, ...]
 
 
-def time_call(work: Work, spec: DeviceSpec, *, batch: float, sequence: float = 1.0) -> CallTime:
+def time_call(
+    work: Work, spec: DeviceSpec, *, batch: float, sequence: float = 1.0, launches: str = "eager"
+) -> CallTime:
     """Predicted time of one call.
+
+    Args:
+        launches: how a GPU's kernels are launched, ``"eager"`` one by one or ``"graph"`` together: `roofline.launches`.
 
     Raises:
         InvalidDevice: the device has no rate for a dtype of the work.
+        InvalidSettings: an unknown way to launch.
     """
-    timer = TIMERS[spec.kind]
-    times = tuple(
-        (time_communication if operator.kind == "communication" else timer)(operator, spec, batch, sequence)
-        for operator in work.operators
-    )
+    if spec.kind == "cpu":
+        spec = cpu.after_last_call(work, spec, batch, sequence)
+    alike: dict[tuple[object, ...], OperatorTime] = {}
+    kernels = [_timed(operator, spec, batch, sequence, alike) for operator in work.operators]
+    times = with_launches(work.operators, kernels, spec, launches)
     total = sum(operator.repeat * time.seconds for operator, time in zip(work.operators, times, strict=True))
     return CallTime(seconds=total, operators=times)
+
+
+def _timed(
+    operator: Operator, spec: DeviceSpec, batch: float, sequence: float, alike: dict[tuple[object, ...], OperatorTime]
+) -> OperatorTime:
+    """The operator's time, or that of one like it: layers repeat, and comparing sizes is faster than timing."""
+    key = _likeness(operator)
+    if key not in alike:
+        timer = time_communication if operator.kind == "communication" else TIMERS[spec.kind]
+        alike[key] = timer(operator, spec, batch, sequence)
+    return alike[key]
+
+
+def _likeness(o: Operator) -> tuple[object, ...]:
+    """Equal for operators that take equally long, wherever they are; sizes as plain tuples, which compare fast."""
+    gemm = o.gemm and (o.gemm.m.terms, o.gemm.n.terms, o.gemm.k.terms, o.gemm.count.terms)
+    routed = o.routed and (o.routed.experts, o.routed.top_k, o.routed.tokens.terms, id(o.routed.probabilities))
+    sizes = o.flops.terms, o.weight_bytes.terms, o.read_bytes.terms, o.written_bytes.terms
+    return o.name, o.kind, o.dtype, o.weight_dtype, o.backward, sizes, gemm, routed
