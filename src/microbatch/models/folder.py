@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from microbatch.errors import InvalidModel
-
-PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-"""Suffixes of files that are pickles: they are never opened."""
+from microbatch.models.pickles import SUFFIXES
 
 INSTALL = "Install it: pip install 'microbatch[llm]'."
 
@@ -50,7 +48,7 @@ def read_folder(path: Path, known: list[str]) -> Folder:
     notes = [] if code is None else [_code_note(path, model_type)]
     files = {file.suffix for file in path.iterdir() if file.is_file()}
     has_weights = bool(_safetensors(path))
-    if not has_weights and files & set(PICKLED):
+    if not has_weights and files & set(SUFFIXES):
         notes.append(f"{path} has its weights only as a pickle, which is not opened: the weights are random.")
     return Folder(path, settings, model_type, has_weights, tuple(notes))
 
@@ -69,7 +67,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _no_config(path: Path) -> InvalidModel:
-    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in SUFFIXES)
     inner = sorted(file.parent.name for file in path.glob("*/config.json"))
     if pickles:
         return InvalidModel(

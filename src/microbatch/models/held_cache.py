@@ -42,11 +42,13 @@ class _Held:
     values: Tensor
     context: int
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def _write(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Writes the new token into the last place; returns all keys and all values."""
         self.keys[..., -1:, :] = key_states
         self.values[..., -1:, :] = value_states
         return self.keys, self.values
+
+    update = _write  # what else models tell their cache concerns layers that grow
 
     def get_seq_length(self) -> int:
         """Tokens before the new one, those that left the window included."""

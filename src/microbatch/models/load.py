@@ -18,6 +18,7 @@ from microbatch.models.archive import load_archive
 from microbatch.models.built_in import BUILT_IN, build, nearest
 from microbatch.models.hugging_face import load_folder
 from microbatch.models.loaded import Example, Loaded, Weights
+from microbatch.models.pickles import is_pickle, refuse_pickle
 from microbatch.models.user_code import from_callable, is_callable
 from microbatch.models.vision import PACKAGES, load_vision
 
@@ -30,7 +31,10 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 """Dtypes that a model can be loaded in, by our spelling (tf32 is stored as fp32)."""
 
-WHAT_WORKS = "Use a built-in model ({}), package.module:callable or file.py:callable.".format(", ".join(BUILT_IN))
+WHAT_WORKS = (
+    f"Use a built-in model ({', '.join(BUILT_IN)}), a Hugging Face folder, a .pt2 archive, torchvision:NAME, "
+    "timm:NAME, package.module:callable or file.py:callable."
+)
 
 Form = Callable[[str, torch.dtype | None, Weights], Loaded]
 """Loads a text of one form, in a dtype where one is asked for."""
@@ -39,16 +43,17 @@ Form = Callable[[str, torch.dtype | None, Weights], Loaded]
 def load_model(text: str, *, dtype: str | None = None, weights: Weights = "load") -> Loaded:
     """The model that `text` names, and an example of its input.
 
-    A MODEL is a built-in model with settings (``mlp:depth=8,width=1024``); a Hugging Face folder; or a callable that
-    takes no argument, as ``package.module:callable`` or ``file.py:callable``. It returns ``(model, example)`` or
+    A MODEL is a built-in model with settings (``mlp:depth=8,width=1024``); a Hugging Face folder; a ``torch.export``
+    archive (``.pt2``); ``torchvision:NAME`` or ``timm:NAME``; or a callable that takes no argument, as
+    ``package.module:callable`` or ``file.py:callable``. It returns ``(model, example)`` or
     ``(model, example, options)``: the example is a tensor, a tuple of positional or a dict of keyword arguments;
-    options may hold ``unit`` (what one item is called) and ``loss``.
+    options may hold ``unit`` (what one item is called) and ``loss``. Only such a callable's own code ever runs.
 
     Args:
         dtype: fp64, fp32, tf32, fp16 or bf16: the model and the floating-point tensors of the example are converted.
         weights: ``"load"``: from the files where there are any, else a random start; ``"random"``: without opening
-            them; ``"meta"``: shapes without memory, on the meta device, for models whose builder allows it (folders):
-            other forms ignore it and build what they build.
+            them; ``"meta"``: shapes without memory, on the meta device, for folders, torchvision and timm; the other
+            forms build what they build.
 
     Raises:
         InvalidModel: the form is unknown or not supported, something is missing or broken, or code of the user's
@@ -105,23 +110,18 @@ def _load_folder(text: str, dtype: torch.dtype | None, weights: Weights) -> Load
     return load_folder(text, dtype=dtype, weights=weights)
 
 
-def _refuse_pickle(text: str) -> Loaded:
+def _refuse_gguf(text: str) -> Loaded:
     raise InvalidModel(
-        f"{text} is a pickle, and loading one can run any code that is hidden in it.",
-        "Write a function that builds the model and loads its weights, and name it as file.py:callable.",
+        f"{text} is a GGUF file, whose weights torch cannot run as they are.",
+        f"Convert it to a folder first: microbatch convert {text} {Path(text).stem}",
     )
-
-
-def _not_yet(form: str) -> Form:
-    def refuse(text: str) -> Loaded:
-        raise InvalidModel(f"{text!r} is {form}, a form that is not supported yet.", WHAT_WORKS)
-
-    return _converting(refuse)
 
 
 def _refuse_unknown(text: str) -> Loaded:
     if text.endswith(".py"):
         raise InvalidModel(f"{text!r} names a file but no callable in it.", f"Write {text}:callable.")
+    if Path(text).is_file():
+        raise InvalidModel(f"{text} is a file of no form that is known.", WHAT_WORKS)
     raise InvalidModel(f"There is no model {text!r}.", f"{_close_built_in(text)}{WHAT_WORKS}")
 
 
@@ -140,10 +140,10 @@ def _is_folder(text: str) -> bool:
 
 FORMS: tuple[tuple[Callable[[str], bool], Form], ...] = (
     (_is_built_in, _converting(build)),
-    (lambda text: text.endswith((".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")), _converting(_refuse_pickle)),
+    (is_pickle, _converting(refuse_pickle)),
     (lambda text: text.endswith(".pt2"), _load_archive),
     (lambda text: text.partition(":")[0] in PACKAGES and ":" in text, _load_vision),
-    (lambda text: text.endswith(".gguf"), _not_yet("a GGUF file")),
+    (lambda text: text.lower().endswith(".gguf"), _converting(_refuse_gguf)),
     (_is_folder, _load_folder),
     (is_callable, _converting(from_callable)),
     (lambda _: True, _converting(_refuse_unknown)),
