@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from microbatch.curves.profile import Profile
     from microbatch.errors import (
         ImplausibleResult,
+        InvalidBatch,
         InvalidBatchSizes,
         InvalidDevice,
+        InvalidLoss,
         InvalidModel,
         InvalidProfile,
         InvalidQuantity,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from microbatch.profiling.sweep import profile
     from microbatch.reporting.save import save, show
     from microbatch.sizes import BatchSizes
+    from microbatch.training.result import StepResult
+    from microbatch.training.step import TrainStep
 
 __version__ = "0.1.0"
 
@@ -41,8 +45,10 @@ __all__ = [
     "DeviceSpec",
     "Explanation",
     "ImplausibleResult",
+    "InvalidBatch",
     "InvalidBatchSizes",
     "InvalidDevice",
+    "InvalidLoss",
     "InvalidModel",
     "InvalidProfile",
     "InvalidQuantity",
@@ -51,7 +57,9 @@ __all__ = [
     "ModelFailed",
     "NoAnswer",
     "Profile",
+    "StepResult",
     "TooNoisy",
+    "TrainStep",
     "UserError",
     "compare",
     "explain",
@@ -66,8 +74,10 @@ _HOMES = {
     "DeviceSpec": "microbatch.hardware.device_spec",
     "Explanation": "microbatch.curves.explanation",
     "ImplausibleResult": "microbatch.errors",
+    "InvalidBatch": "microbatch.errors",
     "InvalidBatchSizes": "microbatch.errors",
     "InvalidDevice": "microbatch.errors",
+    "InvalidLoss": "microbatch.errors",
     "InvalidModel": "microbatch.errors",
     "InvalidProfile": "microbatch.errors",
     "InvalidQuantity": "microbatch.errors",
@@ -76,7 +86,9 @@ _HOMES = {
     "ModelFailed": "microbatch.errors",
     "NoAnswer": "microbatch.errors",
     "Profile": "microbatch.curves.profile",
+    "StepResult": "microbatch.training.result",
     "TooNoisy": "microbatch.errors",
+    "TrainStep": "microbatch.training.step",
     "UserError": "microbatch.errors",
     "compare": "microbatch.profiling.compare",
     "explain": "microbatch.profiling.explain",

@@ -7,6 +7,8 @@
     │   ├── InvalidDevice           an unknown device, or a device file that breaks the rules of the catalogue
     │   ├── InvalidProfile          a saved profile or a CSV of times that cannot be used
     │   ├── InvalidModel            a MODEL that cannot be loaded, or an example that does not fit it
+    │   ├── InvalidBatch            a batch whose members disagree, or that cannot be cut into pieces
+    │   ├── InvalidLoss             a loss that does not return a sum and its weight
     │   └── InvalidSettings         options that contradict each other or lie outside their range
     ├── ModelFailed                 the user's model raised; its text and the last size that worked are kept
     └── NoAnswer                    no honest answer is possible; the command line answers with exit status 3
@@ -62,6 +64,14 @@ class InvalidProfile(UserError):
 
 class InvalidModel(UserError):
     """A MODEL that cannot be loaded, or an example input that does not fit it."""
+
+
+class InvalidBatch(UserError):
+    """A batch whose members disagree about its size, or that cannot be cut into pieces."""
+
+
+class InvalidLoss(UserError):
+    """A loss that does not return a sum and its weight, from which exact gradients follow."""
 
 
 class InvalidSettings(UserError):

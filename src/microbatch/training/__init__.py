@@ -1,0 +1,1 @@
+"""Training: the optimizer step of the whole batch, computed in micro-batches."""

@@ -1,0 +1,129 @@
+"""The one place that divides: sums over pieces by weights over pieces.
+
+The loss of a batch is L = Σ_t S_t / W_t over its terms t, with S_t = Σ_p s_tp and W_t = Σ_p w_tp over its pieces p.
+So its gradient is Σ_p Σ_t ∇s_tp / W_t: a sum over pieces, whatever the split. While W_t is unknown the pieces run
+with a power of two in its place, which changes no bit of a gradient, and one multiplication at the end puts it right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from microbatch.errors import InvalidLoss
+
+Loss = Callable[[Any, Any], Any]
+"""``loss(output, batch) -> (sum, weight)``, or a dict of such pairs; terms are named, a single pair is ``loss``."""
+
+ONLY = "loss"
+"""Name of the term of a loss that returns one pair."""
+
+_EXAMPLE = (
+    'Return the sum over the batch and what to divide it by, as in `return F.cross_entropy(output, batch["y"], '
+    'reduction="sum"), batch["y"].numel()`, or a dict of such pairs.'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One term over all pieces: Σ s and Σ w."""
+
+    sum: float
+    weight: float
+
+    @property
+    def loss(self) -> float:
+        """Sum over weight; NaN without weight."""
+        return self.sum / self.weight if self.weight else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One term of one piece: the sum with its graph, and its weight."""
+
+    sum: Tensor
+    weight: float
+
+
+def pairs_of(result: object) -> dict[str, Pair]:
+    """What the user's loss returned, checked.
+
+    Raises:
+        InvalidLoss: one number instead of a pair, a sum that is no scalar, a weight that is negative, not finite, or
+            has a gradient.
+    """
+    named = result if isinstance(result, Mapping) else {ONLY: result}
+    if not named:
+        raise InvalidLoss("The loss returned an empty dict.", _EXAMPLE)
+    return {str(name): _pair(str(name), value) for name, value in named.items()}
+
+
+def _pair(name: str, value: Any) -> Pair:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        what = "one number" if isinstance(value, (Tensor, int, float)) else f"a {type(value).__name__}"
+        where = "" if name == ONLY else f" for the term {name!r}"
+        raise InvalidLoss(f"The loss returned {what}{where} instead of a sum and its weight.", _EXAMPLE)
+    total, weight = value
+    if not isinstance(total, Tensor):
+        total = torch.tensor(float(total))
+    if total.numel() != 1:
+        raise InvalidLoss(f"The loss's sum has shape {tuple(total.shape)}.", "Add it up: return losses.sum(), weight.")
+    return Pair(total.reshape(()), _weight(weight))
+
+
+def _weight(weight: Any) -> float:
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1:
+            raise InvalidLoss(
+                f"The loss's weight has shape {tuple(weight.shape)}.", "Add it up: return losses.sum(), mask.sum()."
+            )
+        if weight.requires_grad:
+            raise InvalidLoss("The loss's weight has a gradient of its own.", "Return weight.detach().")
+    number = float(weight)
+    if not (math.isfinite(number) and number >= 0):
+        raise InvalidLoss(f"The loss's weight is {number}.", "Weights are finite and not negative.")
+    return number
+
+
+class Tally:
+    """Sums and weights of the pieces so far. Sums stay on their device until they are asked for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[Tensor]] = {}
+        self._weights: dict[str, list[float]] = {}
+
+    def add(self, pairs: Mapping[str, Pair]) -> None:
+        for name, pair in pairs.items():
+            self._weights.setdefault(name, []).append(pair.weight)
+            sums = self._sums.setdefault(name, [])
+            if pair.weight:  # a mean over nothing times nothing is NaN and means nothing
+                sums.append(pair.sum.detach())
+
+    def totals(self) -> dict[str, Total]:
+        """Per term; one wait for the device."""
+        return {
+            name: Total(math.fsum(torch.stack(sums).tolist()) if sums else 0.0, math.fsum(self._weights[name]))
+            for name, sums in self._sums.items()
+        }
+
+
+def power_of_two(weight: float) -> float:
+    """The power of two nearest to a weight on a logarithmic scale; 1 for 0."""
+    return 2.0 ** round(math.log2(weight)) if weight else 1.0
+
+
+def common_weight(totals: Mapping[str, Total]) -> float | None:
+    """The weight of every term when it is one; None when terms have different weights."""
+    weights = {total.weight for total in totals.values()}
+    return next(iter(weights)) if len(weights) == 1 else None
+
+
+def loss_of(totals: Mapping[str, Total]) -> float:
+    """Σ sum / weight over the terms that have a weight; NaN when none has."""
+    losses = [total.loss for total in totals.values() if total.weight]
+    return math.fsum(losses) if losses else math.nan

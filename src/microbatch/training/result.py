@@ -1,0 +1,66 @@
+"""What one training step did."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try at a step.
+
+    Attributes:
+        micro_batch_size: items in each piece but perhaps the last.
+        outcome: ``"done"``, or what ended it, as in ``"out of memory"``.
+    """
+
+    micro_batch_size: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One optimizer step.
+
+    Attributes:
+        loss: sum of the losses of all terms, each its sum over its weight; NaN for a batch without weight.
+        losses: the loss of each term.
+        weight: what was divided by: the weight of the first term over all pieces and ranks.
+        weights: the weight of each term.
+        batch_size: items of this rank's batch.
+        micro_batch_size: items in each piece but perhaps the last.
+        num_micro_batches: pieces.
+        attempts: every try, the successful one last.
+        peak_bytes: the device allocator's peak during the step (its peak counter is reset at the start); None on
+            devices whose allocator does not tell.
+        grad_norm: global norm before clipping; None without ``max_norm``.
+        skipped: why the weights were left as they were; None when they were updated.
+    """
+
+    loss: float
+    losses: dict[str, float]
+    weight: float
+    weights: dict[str, float]
+    batch_size: int
+    micro_batch_size: int
+    num_micro_batches: int
+    attempts: tuple[Attempt, ...] = field(default=())
+    peak_bytes: int | None = None
+    grad_norm: float | None = None
+    skipped: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; null where a number is not finite."""
+        document: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return {"schema_version": 1, **document}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
