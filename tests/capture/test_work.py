@@ -142,3 +142,161 @@ def test_a_loop_over_experts_of_the_user(mode: str) -> None:
         backward = sum(operator.repeat * operator.flops(5) for operator in kept if operator.backward)
         assert backward == 2 * sum(operator.repeat * operator.flops(5) for operator in forward)
     model(torch.randn(2, 3, 8))  # its own forward is back
+
+
+class InBlocks(nn.Module):
+    """Rows are padded to whole blocks of eight, as no polynomial could say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(nn.functional.pad(x, (0, 0, 0, -len(x) % 8)))
+        return out
+
+
+def test_what_is_no_polynomial_says_so() -> None:
+    work = capture_work(InBlocks(), rows(8))
+    (warning,) = work.warnings
+    assert "is not a polynomial" in warning and "straight lines through batch 2 and 21" in warning
+    assert of_kind(work, "matmul")[0].flops(2) == 2 * 8 * 64
+
+
+class PairsOfRows(nn.Module):
+    """Every row meets every other, as in a contrastive loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.t()
+
+
+def test_quadratic_in_the_batch() -> None:
+    work = capture_work(PairsOfRows(), rows(8))
+    assert work.warnings == () and str(work.operators[0].flops) == "16·b^2"
+
+
+class RowByRow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.layer(row) for row in x])
+
+
+def test_a_loop_over_the_batch_is_added_up() -> None:
+    work = capture_work(RowByRow(), rows(8))
+    product = of_kind(work, "matmul")[0]
+    assert work.warnings == () and work.flops(11) == 11 * 2 * 8 * 4
+    assert product.gemm is not None and (str(product.gemm.m), str(product.gemm.count)) == ("1", "b")
+
+
+class Window(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, -10:].exp()
+
+
+def test_a_window_is_claimed_for_its_sequence_only() -> None:
+    example = {"sequence": 64, "free_sequence": True}
+
+    def windowed(batch: int, sequence: int | None) -> tuple[tuple[object, ...], dict[str, object]]:
+        return (torch.zeros(batch, sequence or 1, 4),), {}
+
+    work = capture_work(Window(), windowed, **example)  # type: ignore[arg-type]
+    assert (work.sequence, work.sequence_free) == (64, False)
+    (warning,) = work.warnings
+    assert "sequence of 64 only" in warning and "aten::exp" in warning
+    assert work.flops(3, 64) == 3 * 10 * 4
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3)), LoopOverExperts())
+    model[0].eval()
+    flags = [module.training for module in model.modules()]
+    parameters, state = dict(model.named_parameters()), torch.get_rng_state()
+    for mode in ("inference", "training"):
+        capture_work(model, rows(8), mode=mode)
+        assert flags == [module.training for module in model.modules()]
+        assert all(model.get_parameter(name) is parameter for name, parameter in parameters.items())
+        assert all(parameter.grad is None for parameter in parameters.values())
+        assert not any("forward" in vars(module) for module in model.modules())
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(state, torch.get_rng_state()) and torch.backends.mha.get_fastpath_enabled()
+
+
+def test_tied_weights_are_stored_once_and_read_twice() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.logits = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+            self.logits.weight = self.table.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.logits(self.table(x))
+            return out
+
+    work = capture_work(Tied(), lambda batch, _: ((torch.zeros(batch, 3, dtype=torch.long),), {}))
+    lookup, logits = work.operators
+    assert work.weight_bytes == 4 * 16 * 8 and work.parameters == 16 * 8
+    assert (lookup.kind, str(lookup.weight_bytes), str(lookup.read_bytes)) == ("lookup", "0", f"{3 * 8 * (1 + 4)}·b")
+    assert str(logits.weight_bytes) == str(4 * 16 * 8)
+
+
+class Cache:
+    """Keys that a plain object holds, as caches of language models do."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.layers = [{"keys": keys}]
+
+
+class ReadsCache(nn.Module):
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        keys = torch.cat([cache.layers[0]["keys"], x], dim=1)
+        cache.layers[0]["keys"] = keys
+        return keys @ x.transpose(1, 2)
+
+
+def test_decode_reads_a_cache_inside_of_an_object() -> None:
+    made: list[Cache] = []
+
+    def example(batch: int, sequence: int | None) -> tuple[tuple[object, ...], dict[str, object]]:
+        made.append(Cache(torch.zeros(batch, sequence or 1, 8, device="meta")))
+        return (torch.zeros(batch, 1, 8, device="meta"), made[-1]), {}
+
+    work = capture_work(ReadsCache(), example, mode="decode", sequence=40, free_sequence=True)
+    assert work.flops(3, 7) == 2 * 3 * (7 + 1) * 8
+    # The new token has as many dimensions as the keys.
+    assert str(work.cache_bytes) == "32·b·s + 32·b"
+    assert all(cache.layers[0]["keys"].is_meta for cache in made)
+
+
+class Counts(nn.Module):
+    """Blocks that look the same and are not: the work is in a place that no attribute shows."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counts.calls += 1
+        for _ in range(Counts.calls):
+            x = self.inner(x)
+        return x
+
+
+class Resets(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Counts() for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counts.calls = 0
+        out: Tensor = self.blocks(x)
+        return out
+
+
+def test_blocks_that_only_look_alike_all_run() -> None:
+    work = capture_work(Resets(), rows(4))
+    assert work.flops(5) == (1 + 2 + 3 + 4) * 2 * 5 * 16

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from microbatch.capture.fit import Number, Size, agrees, grid, interpolation
 from microbatch.capture.moved import Moved
 from microbatch.capture.record import Record
-from microbatch.work.operators import Gemm, Operator, Routed
+from microbatch.work.operators import Gemm, Operator, Routed, Work
 from microbatch.work.polynomial import Polynomial
 
 Records = Sequence[Record]
@@ -53,6 +53,36 @@ def operators(seen: Mapping[Size, Records], claim: Claim, probabilities: tuple[f
             fitted.append(polynomial)
         made.append(_operator(column[0], fitted, probabilities))
     return made
+
+
+def straight_lines(
+    seen: Mapping[Size, Records], ends: tuple[Size, Size], probabilities: tuple[float, ...] = ()
+) -> tuple[list[Operator], float]:
+    """Operators with straight lines through two batches as sizes, and how far off they are at the others.
+
+    Returns:
+        the operators, and the largest error of the call's FLOPs or bytes at any size in `seen`, as a share.
+
+    Raises:
+        Mismatch: other operators run at other sizes.
+    """
+    (low, sequence), (high, _) = ends
+    for size, run in seen.items():
+        _check_same(ends[0], seen[ends[0]], size, run)
+    through = interpolation((low, high), (sequence,))
+    pairs = zip(seen[ends[0]], seen[ends[1]], strict=True)
+    made = [
+        _operator(one, [through(both) for both in zip(_numbers(one), _numbers(two), strict=True)], probabilities)
+        for one, two in pairs
+    ]
+    drawn = Work(operators=tuple(made))
+    off = [_error(drawn.flops(*size), sum(record.flops for record in run)) for size, run in seen.items()]
+    off += [_error(drawn.moved_bytes(*size), sum(record.moved.total for record in run)) for size, run in seen.items()]
+    return made, max(off)
+
+
+def _error(guess: float, truth: float) -> float:
+    return abs(guess - truth) / max(truth, 1.0)
 
 
 def _check_same(size: Size, run: Records, other_size: Size, other: Records) -> None:

@@ -138,6 +138,7 @@ FLOPS: dict[str, Formula] = {
     "vdot": _product_of("self"),
     "linear": _product_of("input"),
     "matmul": _product_of("self"),
+    "linalg_solve_triangular": lambda given, out: float(out.numel() * given["self"].shape[-1]),
     "addr": lambda _, out: 2.0 * out.numel(),
     "_grouped_mm": _product_of("self"),
     "_cdist_forward": lambda given, out: 3.0 * out.numel() * given["x1"].shape[-1],

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from microbatch.capture.assemble import Claim, Mismatch, added_up, operators
+from microbatch.capture.assemble import Claim, Mismatch, added_up, operators, straight_lines
 from microbatch.capture.count import backward, slow_attention
 from microbatch.capture.experts import Rule, as_routed, experts_of, routed_layers
 from microbatch.capture.fake import Faker, plain_tensors
@@ -43,7 +43,7 @@ def capture_work(
     example: Example,
     *,
     mode: str = "inference",
-    batches: Sequence[int] = (2, 3, 5),
+    batches: Sequence[int] = (2, 3, 19),
     sequence: int | None = None,
     free_sequence: bool = False,
     dtype: str | None = None,
@@ -146,10 +146,24 @@ def _strongest(
                 length = claim.check[1]
                 return made, False, [f"Sizes hold for a sequence of {length} only: {given_up[0]}"]
             return made, free, []
-    raise InvalidModel(
-        f"The work of this model is no polynomial of the batch: {given_up[0]}",
-        "Predict it for one batch size at a time, or take the dependence on the batch out of the model.",
-    )
+    return _nearly(runs, claims[-1], probabilities, given_up[0])
+
+
+def _nearly(
+    runs: _Runs, claim: Claim, probabilities: tuple[float, ...], reason: str
+) -> tuple[list[Operator], bool, list[str]]:
+    """Straight lines in the batch where nothing exact holds, and by how much they are off where that was seen."""
+    seen = {size: added_up(runs.at(size)) for size in claim.sizes}
+    ends = min(seen), max(seen)
+    try:
+        made, off = straight_lines(seen, ends, probabilities)
+    except Mismatch as error:
+        raise InvalidModel(
+            f"The work of this model does not follow from its batch: {error}",
+            "Take what depends on the batch out of the model, or measure it with profile.",
+        ) from error
+    between = f"straight lines through batch {ends[0][0]} and {ends[1][0]}, off by {off:.1%} between"
+    return made, False, [f"{reason} Sizes are {between}, and by more outside."]
 
 
 @dataclass(slots=True)
