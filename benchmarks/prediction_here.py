@@ -1,6 +1,6 @@
 """Is a curve predicted from `devices --measure` alone the curve that is measured here?
 
-    python benchmarks/prediction_here.py [--device FILE] [--models mlp cnn transformer decoder moe] [--out FILE]
+    python benchmarks/prediction_here.py [--device FILE] [--models MODEL ...] [--out FILE]
 
 The machine is measured afresh unless a device file is given. Each model is captured without running it, predicted, and
 then measured: its sizes in rounds of alternating order, lower quartile of each. Printed are both times and the error
@@ -34,6 +34,8 @@ from microbatch.work.operators import Work
 MODELS = ("mlp", "cnn", "transformer", "decoder", "moe")
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 QUANTILE, FEWEST_ROUNDS = 0.25, 5
+LONGEST = 0.04
+"""Share of a model's time that one call may take, so that every size gets its rounds."""
 
 
 def work_of(loaded: Loaded) -> Work:
@@ -64,17 +66,18 @@ def one_model(name: str, spec: DeviceSpec, budget: float) -> dict[str, object]:
     loaded = load_model(name)
     work = work_of(loaded)
     predicted = {size: predict_call(work, spec, batch=size).seconds for size in SIZES}
-    measured = measured_seconds(loaded, SIZES, budget)
-    errors = {size: predicted[size] / measured[size] - 1 for size in SIZES}
+    sizes = tuple(size for size in SIZES if predicted[size] <= LONGEST * budget)
+    measured = measured_seconds(loaded, sizes, budget)
+    errors = {size: predicted[size] / measured[size] - 1 for size in sizes}
     print(f"\n{name}: median error {median(map(abs, errors.values())):.1%}")
-    for size in SIZES:
+    for size in sizes:
         print(f"  {size:5d} {measured[size] * 1e3:9.3f} ms {predicted[size] * 1e3:9.3f} ms {errors[size]:+7.1%}")
     return {
         "model": name,
         "median_error": median(map(abs, errors.values())),
-        "sizes": SIZES,
-        "measured": [measured[size] for size in SIZES],
-        "predicted": [predicted[size] for size in SIZES],
+        "sizes": sizes,
+        "measured": [measured[size] for size in sizes],
+        "predicted": [predicted[size] for size in sizes],
     }
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from microbatch.measure.rounds import time_rounds
-from microbatch.roofline.cpu import HOST_WORK
+from microbatch.roofline.cpu import HOST_WORK, HOST_WORK_BY_NAME
 
 _WIDTH, _HEADS, _TOKENS = 32, 2, 4
-_BIG = 1024
-_BIGS = 4
+_BETWEEN, _COUNT = 512, 16
+"""Width of the Linear layers in between, with weights of 1 MB as a layer has, and how many different ones."""
 
 _KINDS = (
-    *("normalisation", "matmul", "elementwise", "matmul", "elementwise"),  # norm, up, gelu, down, add
+    *("normalisation", "matmul", "gelu", "matmul", "elementwise"),
     *("matmul", "reduction", "matmul", "copy"),  # scores, softmax, mixed, heads joined
-    *("lookup", "copy", "elementwise", "reduction"),  # rows, cat, mul, mean
+    *("lookup", "copy", "elementwise", "mean"),  # rows, cat, mul, mean
 )
-"""What `_Mixed` runs."""
+"""What `_Mixed` runs, by kind or name."""
 
 
 class _Mixed(nn.Module):
@@ -41,24 +41,42 @@ class _Mixed(nn.Module):
         return torch.cat([joined[0], self.rows(numbers)], dim=-1).mul(0.5).mean(-1)
 
 
-def measure_launch(seconds: float) -> tuple[float, str]:
-    """Seconds of one unit of host work, and how they were found.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Seconds of one unit of host work.
 
-    Between two runs of the mixed operators a large Linear passes its weights through the caches, as in a model, where
-    the framework's own code and tables have been pushed out when they are needed again. Its time alone is taken off.
+    Attributes:
+        in_model: where products pass their weights through the caches, so that the framework's own code and tables
+            have been pushed out when they are needed again.
+        alone: in a loop that runs nothing else.
+        how: what was run.
     """
+
+    in_model: float
+    alone: float
+    how: str
+
+
+def measure_launch(seconds: float) -> Launch:
+    """Tiny operators of many kinds, by themselves and between Linear layers whose own time is taken off."""
     mixed, x, numbers = _Mixed().eval(), torch.randn(1, _TOKENS, _WIDTH), torch.arange(_TOKENS)
-    bigs = [nn.Linear(_BIG, _BIG) for _ in range(_BIGS)]
-    row = torch.randn(1, _BIG)
+    layers = [nn.Linear(_BETWEEN, _BETWEEN) for _ in range(_COUNT)]
+    row = torch.randn(1, _BETWEEN)
 
-    def run(between: Sequence[Callable[[], object]]) -> None:
-        for big in bigs:
-            big(row)
-            for call in between:
-                call()
+    def products() -> None:
+        for layer in layers:
+            layer(row)
 
-    calls = {"alone": lambda: run(()), "with": lambda: run((lambda: mixed(x, numbers),))}
-    times = time_rounds(calls, seconds)
-    units = sum(HOST_WORK[kind] for kind in _KINDS)
-    spent = max(times["with"] - times["alone"], 0.01 * times["with"]) / _BIGS
-    return spent / units, f"{len(_KINDS)} tiny operators of different kinds between large Linear layers"
+    def both() -> None:
+        for layer in layers:
+            layer(row)
+            mixed(x, numbers)
+
+    times = time_rounds({"products": products, "both": both, "alone": lambda: mixed(x, numbers)}, seconds)
+    units = sum((HOST_WORK | HOST_WORK_BY_NAME)[kind] for kind in _KINDS)
+    between = (times["both"] - times["products"]) / _COUNT
+    return Launch(
+        in_model=max(between, times["alone"]) / units,
+        alone=times["alone"] / units,
+        how=f"{len(_KINDS)} tiny operators of different kinds between Linear layers of {_BETWEEN}",
+    )

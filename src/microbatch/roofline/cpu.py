@@ -9,16 +9,17 @@ A call on a CPU hardly overlaps anything, so the parts of an operator's time add
   their bandwidth with long rows of the weight only: W / (share · bandwidth) · (1 + half / row bytes).
 * Arithmetic: FLOPs over the share of the peak that large shapes reach; less for few columns of a convolution, few
   rows of a batched product, short attention, each as x / (x + half).
-* Activations move at the cache's speed while the operator's own fit into it, else at the main memory's.
+* Activations move at the cache's speed while the operator's own fit into it, else at the main memory's; weights come
+  from the cache in a call whose weights all fit (`after_last_call`).
 * Functions such as exp cost as much as so many FLOPs per element (`FUNCTIONS`).
-* Fresh pages: what the C library has given back to the system comes back page by page (`FRESH_BYTES`).
+* Fresh pages: what the C library has given back to the system comes back page by page (`FRESH_BYTES`, `TRIMMED`).
 
 Shares, halves and efficiencies are the device's constants; ``microbatch devices --measure`` measures them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from microbatch.hardware.constants import constants_of
 from microbatch.hardware.device_spec import DeviceSpec
@@ -26,40 +27,67 @@ from microbatch.roofline.operator_time import OperatorTime
 from microbatch.roofline.ridge import rate_of
 from microbatch.roofline.routing import even_probabilities, expected_distinct_experts
 from microbatch.units import DTYPE_BYTES
-from microbatch.work.operators import Operator, Routed
+from microbatch.work.operators import Operator, Routed, Work
 
 LAUNCH_SECONDS = 3e-6
 """One unit of host work where a device's file does not say."""
 
 HOST_WORK = {
-    "matmul": 4.0,
-    "attention": 5.0,
-    "convolution": 12.0,
-    "recurrent": 16.0,
-    "experts": 10.0,
-    "lookup": 4.0,
-    "normalisation": 6.0,
+    "matmul": 6.0,
+    "attention": 8.0,
+    "convolution": 20.0,
+    "recurrent": 25.0,
+    "experts": 7.0,
+    "lookup": 5.0,
+    "normalisation": 10.0,
     "reduction": 3.0,
-    "elementwise": 2.0,
+    "elementwise": 2.5,
     "copy": 2.0,
-    "communication": 4.0,
-    "optimizer": 2.0,
+    "communication": 6.0,
+    "optimizer": 2.5,
 }
-"""Host work of one operator of each kind over that of the simplest one, its views and its module included."""
+"""Host work of one operator of each kind, its views and its module included; about 1 for a bare function of a tensor.
+Of experts: for each one that runs."""
+
+HOST_WORK_BY_NAME = {"gelu": 6.0, "mean": 6.0, "_adaptive_avg_pool2d": 6.0}
+"""Where an operator needs more than others of its kind: gelu is a call of oneDNN, a mean of two operators."""
+
+_WAYS = ("vector", "weight")
 
 FUNCTIONS = {
     **dict.fromkeys(("gelu", "_softmax", "_log_softmax", "exp", "log", "tanh", "sigmoid", "silu", "erf"), 1.0),
     **dict.fromkeys(("logsumexp", "softplus", "mish", "elu", "sin", "cos", "pow", "expm1", "log1p"), 1.0),
-    **dict.fromkeys(("native_layer_norm", "native_group_norm", "_fused_rms_norm"), 0.6),
+    **dict.fromkeys(("native_layer_norm", "native_group_norm", "_fused_rms_norm"), 0.5),
+    **dict.fromkeys(("index", "index_select", "gather", "index_put", "index_add", "scatter_add", "combine"), 1.5),
 }
-"""Passes per element of the result whose cost is arithmetic and not moving, over that of exp."""
+"""Cost of one element of the result that is neither moving it nor a product, over that of an exp; rows picked by
+number count here, since one thread copies them."""
+
+WINDOWS = {"max_pool2d_with_indices": 3.0, "max_pool2d": 3.0, "avg_pool2d": 2.0}
+"""The same for one element of a pooling window: torch's loops over windows are not vectorised."""
+
+IM2COL = 0.7
+"""The same for one element of the matrix into which torch's own convolution unfolds an image."""
+
+CACHE_SHARES = 0.25, 0.5
+"""Of the last-level cache: what surely fits, and from where on nothing is left when it is needed again. Neighbours on
+the machine have their part of it, and what is read in turn falls out just before its turn comes."""
+
+CACHED_ROWS = 16
+"""A batched product of at most so many rows reads an operand of earlier calls, such as keys and values."""
 
 FRESH_BYTES = 32 << 20
-"""glibc maps blocks from here on anew each time (DEFAULT_MMAP_THRESHOLD_MAX, malloc(3)), and gives the top of its heap
-back from twice the largest block ever freed on; so an operator that holds this much touches fresh pages."""
+"""glibc maps a block of this size anew each time (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits, see mallopt(3))."""
+TRIMMED = 0.5
+"""Share of smaller blocks that are fresh when an operator holds that much in all: glibc gives the free top of its heap
+back from twice the largest block ever freed on, so it depends on what ran before."""
 
 LIBRARY_COPIES = 2
 """A convolution's library copies its input and its output into its own order of channels and back."""
+OWN_CONVOLUTION = 20480
+"""A single image of at most so many numbers is convolved by torch itself, which prepares less
+(ConvParams::use_mkldnn, aten/src/ATen/native/Convolution.cpp)."""
+OWN_CONVOLUTION_WORK = 8.0
 
 LOOP_BELOW = 400
 """Batched products of fewer multiply-adds than this are done by torch's own loop, without a call for each
@@ -109,6 +137,7 @@ class Sizes:
     k: float
     count: float
     tokens: float
+    batch: float
 
     @property
     def launch(self) -> float:
@@ -133,6 +162,24 @@ def time_operator(operator: Operator, spec: DeviceSpec, batch: float, sequence: 
     return _BY_KIND.get(operator.kind, _element_by_element)(sizes).total()
 
 
+def after_last_call(work: Work, spec: DeviceSpec, batch: float, sequence: float) -> DeviceSpec:
+    """The device as a call finds it when the one before left weights and keys in the cache: they stream faster."""
+    largest = max((o.read_bytes(batch, sequence) + o.written_bytes(batch, sequence) for o in work.operators), default=0)
+    stored = sum(o.repeat * _stored_bytes(o, batch, sequence) for o in work.operators)
+    gain = _gain(_hit(stored + largest, spec), constants_of(spec)["cached_bandwidth_ratio"])
+    faster = {f"{way}_bandwidth_share": gain * constants_of(spec)[f"{way}_bandwidth_share"] for way in _WAYS}
+    return replace(spec, constants=spec.constants | faster)
+
+
+def _stored_bytes(operator: Operator, batch: float, sequence: float) -> float:
+    """Bytes that this call reads and an earlier one has written or read: weights, keys and values."""
+    weights = operator.weight_bytes(batch, sequence)
+    gemm = operator.gemm
+    if weights or operator.kind != "matmul" or gemm is None or gemm.m(batch, sequence) > CACHED_ROWS:
+        return weights
+    return operator.read_bytes(batch, sequence)
+
+
 def _sizes(operator: Operator, spec: DeviceSpec, batch: float, sequence: float) -> Sizes:
     gemm, routed = operator.gemm, operator.routed
     shape = [getattr(gemm, side)(batch, sequence) if gemm else 1.0 for side in ("m", "n", "k", "count")]
@@ -146,6 +193,7 @@ def _sizes(operator: Operator, spec: DeviceSpec, batch: float, sequence: float) 
         written_bytes=operator.written_bytes(batch, sequence),
         m=shape[0], n=shape[1], k=shape[2], count=shape[3],
         tokens=routed.tokens(batch, sequence) if routed else 0.0,
+        batch=batch,
     )  # fmt: skip
 
 
@@ -166,10 +214,12 @@ def _batched(s: Sizes) -> Parts:
     """Many small products: each has its own call unless it is tiny; the larger operand is read from where it lies."""
     calls = s.count if s.m * s.n * s.k >= LOOP_BELOW else 0.0
     rate = s.peak * s.constants["product_efficiency"] * _saturation(s.m, HALF_ROWS)
+    stored = s.read_bytes if s.m <= CACHED_ROWS else 0.0
     return Parts(
         host=(HOST_WORK["matmul"] + PRODUCT_LAUNCHES * calls) * s.launch,
+        weights=stored / (s.spec.bandwidth * s.constants["vector_bandwidth_share"]),
         arithmetic=s.flops / rate,
-        moving=_moving(s, s.read_bytes + s.written_bytes),
+        moving=_moving(s, s.read_bytes + s.written_bytes - stored),
         fresh=_fresh(s, s.written_bytes),
     )
 
@@ -197,15 +247,23 @@ def _woken(routed: Routed, tokens: float) -> tuple[float, float]:
 
 
 def _convolution(s: Sizes) -> Parts:
-    """oneDNN's: reorders to blocks of channels, computes, and back."""
+    """oneDNN's: reorders to blocks of channels, computes, and back; or torch's own for one small image."""
     rate = s.peak * s.constants["convolution_efficiency"] * _saturation(s.n, s.constants["convolution_half_channels"])
-    copies = LIBRARY_COPIES * (s.read_bytes + s.written_bytes)
+    if s.batch <= 1 and s.count == 1 and s.read_bytes <= OWN_CONVOLUTION * s.element_bytes:
+        unfolded = s.m * s.k if s.k * s.element_bytes * s.m > s.read_bytes else 0.0
+        return Parts(
+            host=OWN_CONVOLUTION_WORK * s.launch,
+            weights=_weights(s, s.weight_bytes, 2),
+            arithmetic=s.flops / rate,
+            moving=_moving(s, s.read_bytes + s.written_bytes),
+            functions=_functions(s, IM2COL * unfolded),
+        )
     return Parts(
         host=HOST_WORK["convolution"] * s.launch,
         weights=_weights(s, s.weight_bytes, 2),
         arithmetic=s.flops / rate,
-        moving=_moving(s, copies),
-        fresh=_fresh(s, s.written_bytes * LIBRARY_COPIES + s.read_bytes, held=copies),
+        moving=_moving(s, LIBRARY_COPIES * (s.read_bytes + s.written_bytes)),
+        fresh=_fresh(s, s.written_bytes, s.written_bytes, s.read_bytes),
     )
 
 
@@ -234,11 +292,11 @@ def _recurrent(s: Sizes) -> Parts:
 
 def _element_by_element(s: Sizes) -> Parts:
     """Everything that passes over its tensors once."""
-    elements = FUNCTIONS.get(s.name, 0.0) * s.written_bytes / s.element_bytes
+    elements = FUNCTIONS.get(s.name, 0.0) * s.written_bytes / s.element_bytes + WINDOWS.get(s.name, 0.0) * s.flops
     return Parts(
-        host=HOST_WORK[s.operator.kind] * s.launch,
+        host=HOST_WORK_BY_NAME.get(s.name, HOST_WORK[s.operator.kind]) * s.launch,
         moving=_moving(s, s.weight_bytes + s.read_bytes + s.written_bytes),
-        functions=elements * s.constants["function_flops"] / s.spec.flops.get("fp32", s.peak),
+        functions=_functions(s, elements),
         fresh=_fresh(s, s.written_bytes),
     )
 
@@ -261,15 +319,32 @@ def _weights(s: Sizes, weight_bytes: float, rows: float) -> float:
 
 def _moving(s: Sizes, moved: float) -> float:
     """Seconds to pass over activations, which the operator before left in the cache if they fit."""
-    held = s.read_bytes + s.written_bytes
-    cached = held <= (s.spec.cache_bytes or 0)
-    return moved / (s.spec.bandwidth * (s.constants["cached_bandwidth_ratio"] if cached else 1.0))
+    hit = _hit(s.read_bytes + s.written_bytes, s.spec)
+    return moved / (s.spec.bandwidth * _gain(hit, s.constants["cached_bandwidth_ratio"]))
 
 
-def _fresh(s: Sizes, written: float, held: float | None = None) -> float:
-    """Seconds to write pages that the system has to clear first."""
-    holds = s.read_bytes + s.written_bytes if held is None else held
-    return written / (s.spec.bandwidth * s.constants["fresh_bandwidth_share"]) if holds >= FRESH_BYTES else 0.0
+def _hit(held: float, spec: DeviceSpec) -> float:
+    """Share of the accesses that find the cache filled, when so many bytes are held between two of them."""
+    surely, never = (share * (spec.cache_bytes or 0) for share in CACHE_SHARES)
+    return 1.0 if held <= surely else max(0.0, (never - held) / (never - surely)) if never > surely else 0.0
+
+
+def _gain(hit: float, ratio: float) -> float:
+    """Bandwidth over the main memory's when that share of the bytes comes from a cache `ratio` times as fast."""
+    return 1 / (hit / ratio + 1 - hit)
+
+
+def _functions(s: Sizes, elements: float) -> float:
+    """Seconds of so many exps, which torch computes in fp32 whatever the dtype."""
+    return elements * s.constants["function_flops"] / s.spec.flops.get("fp32", s.peak)
+
+
+def _fresh(s: Sizes, *blocks: float) -> float:
+    """Seconds to write blocks whose pages the system has to clear first."""
+    mapped = sum(block for block in blocks if block >= FRESH_BYTES)
+    trims = s.read_bytes + sum(blocks) >= FRESH_BYTES
+    fresh = mapped + (TRIMMED * (sum(blocks) - mapped) if trims else 0.0)
+    return fresh / (s.spec.bandwidth * s.constants["fresh_bandwidth_share"])
 
 
 def _has_bias(s: Sizes) -> int:
