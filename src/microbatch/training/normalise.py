@@ -127,3 +127,18 @@ def loss_of(totals: Mapping[str, Total]) -> float:
     """Σ sum / weight over the terms that have a weight; NaN when none has."""
     losses = [total.loss for total in totals.values() if total.weight]
     return math.fsum(losses) if losses else math.nan
+
+
+def check_weights(totals: Mapping[str, Total], weights: Mapping[str, float] | None) -> None:
+    """The weights that the loss returned are those that its sums were divided by.
+
+    Raises:
+        InvalidLoss: they are not.
+    """
+    for name, total in totals.items():
+        expected = total.weight if weights is None else weights.get(name, 0.0)
+        if not math.isclose(total.weight, expected, rel_tol=1e-5):
+            raise InvalidLoss(
+                f"The weights of {name!r} add up to {total.weight:g}, but the sums were divided by {expected:g}.",
+                "Make weight(batch) agree with the loss, and the loss return the same weights at each call.",
+            )

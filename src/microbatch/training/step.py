@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from microbatch.batch.split import batch_size_of, is_list_of_samples, split, to_device
-from microbatch.errors import InvalidLoss, InvalidModel, InvalidSettings
+from microbatch.batch.split import batch_size_of, is_list_of_samples
+from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
-from microbatch.training.normalise import Loss, Pair, Tally, Total, common_weight, loss_of, pairs_of, power_of_two
+from microbatch.training.normalise import ONLY, Loss, Total, check_weights, common_weight, loss_of
 from microbatch.training.one_process import OneProcess
+from microbatch.training.passes import Forward, Passes, device_of
 from microbatch.training.result import Attempt, StepResult
 from microbatch.training.snapshot import Snapshot
+from microbatch.training.update import update
 
 logger = logging.getLogger(__name__)
 
-Forward = Callable[[nn.Module, Any], Any]
+NO_WEIGHT = "the batch has no weight"
+
 Weight = Callable[[Any], Any]
 """``weight(batch) -> number``, or a dict of numbers, one per term of the loss."""
 
@@ -120,13 +120,17 @@ class TrainStep:
             InvalidLoss: the loss returned something else than a sum and its weight.
             InvalidModel: nothing to train.
         """
+        memory = _allocator(device_of(self.model))
+        if memory is not None:
+            memory.reset_peak_memory_stats()
         done = self._accumulate(batch)
         if not any(total.weight for total in done.totals.values()):
             gradients.clear(self._all_parameters())
-            logger.warning("Step skipped: the batch of %d has no weight.", done.sizes.global_batch_size)
-            return self._result(done, None, "the batch has no weight")
+            logger.warning("Step skipped: %s (%d items).", NO_WEIGHT, done.sizes.global_batch_size)
+            return self._result(done, memory, None, NO_WEIGHT)
         norm, skipped = self._update(done.factor)
-        return self._result(done, norm, skipped)
+        gradients.clear(self._all_parameters())
+        return self._result(done, memory, norm, skipped)
 
     def accumulate(self, batch: Any) -> Accumulated:
         """Only the gradients of the step, left in ``.grad`` (multiplied by the scale of a scaler); no update."""
@@ -139,7 +143,7 @@ class TrainStep:
         """Gradients of the whole batch but for a factor, from a clean start; on an error all is as before."""
         batch_size = self._size_of(batch)
         self._trained()
-        start = Snapshot.take(self.model, self._device())
+        start = Snapshot.take(self.model, device_of(self.model))
 
         def attempt(micro_batch_size: int) -> Accumulated:
             sizes = BatchSizes.of(global_batch_size=batch_size, micro_batch_size=micro_batch_size)
@@ -160,116 +164,53 @@ class TrainStep:
 
     def _attempt(self, batch: Any, sizes: BatchSizes, start: Snapshot) -> Accumulated:
         """One try at one size; the caller restores `start` before another."""
-        weights = self._weights_of(batch)
-        if weights is None and self._weights_differ:
-            weights = self._weights_first(batch, sizes)
+        passes, weights = self._passes(), self._weights_of(batch)
+        if weights is None and self._weights_differ and sizes.num_micro_batches > 1:
+            weights = passes.weights(batch, sizes)
             start.restore()
-        totals, divisor = self._run(batch, sizes, weights)
-        if weights is None and divisor is not None and common_weight(totals) is None:
+        self._empty_gradients(sizes)
+        totals, divisor = passes.run(batch, sizes, weights)
+        if divisor is not None and common_weight(totals) is None:  # nobody could know; now it is known
             weights = {name: total.weight for name, total in totals.items()}
             self._weights_differ = all(weights.values())
             start.restore()
-            totals, divisor = self._run(batch, sizes, weights)
-        _check_weights(totals, weights)
+            self._empty_gradients(sizes)
+            totals, divisor = passes.run(batch, sizes, weights)
+        check_weights(totals, weights)
         weight = common_weight(totals)
         factor = divisor / weight if divisor is not None and weight else 1.0
         return Accumulated(sizes, totals, factor, (Attempt(micro_batch_size=sizes.micro_batch_size, outcome="done"),))
 
-    def _run(
-        self, batch: Any, sizes: BatchSizes, weights: Mapping[str, float] | None
-    ) -> tuple[dict[str, Total], float | None]:
-        """Forward and backward of every piece.
+    def _update(self, factor: float) -> tuple[float | None, str | None]:
+        return update(
+            self.optimizer,
+            self._trained(),
+            factor=factor,
+            max_norm=self.max_norm,
+            scaler=self.scaler,
+            scheduler=self.scheduler,
+        )
 
-        Returns:
-            Totals over all ranks, and the common number that stands in the gradients for the weight not yet known.
-        """
-        self._start_gradients(sizes)
-        tally, divisor, trained = Tally(), None, False
-        for index, piece in enumerate(self._pieces(batch, sizes)):
-            with self._ranks.piece(index, sizes.num_micro_batches):
-                pairs = self._forward(piece)
-                tally.add(pairs)
-                if weights is None and sizes.num_micro_batches == 1 and self._ranks.alone:
-                    weights = {name: pair.weight for name, pair in pairs.items()}
-                if weights is None and divisor is None:
-                    divisor = _guess(pairs, sizes)
-                trained |= self._backward(pairs, weights, divisor)
-        totals = self._ranks.reduce_weights(tally.totals())
-        if not trained and any(total.weight for total in totals.values()) and self._ranks.alone:
-            raise InvalidModel("The loss depends on no parameter that is trained.", "Unfreeze one, or change the loss.")
-        return totals, divisor
-
-    def _backward(self, pairs: Mapping[str, Pair], weights: Mapping[str, float] | None, divisor: float | None) -> bool:
-        """Add the gradients of one piece; whether there were any."""
-        terms = []
-        for name, pair in pairs.items():
-            by = divisor if weights is None else weights.get(name, 0.0)
-            if by and pair.sum.requires_grad and (pair.weight or self._ranks.always_backward):
-                terms.append(self._scaled(pair.sum / by))
-        if terms:
-            torch.autograd.backward(terms)
-        return bool(terms)
-
-    def _weights_first(self, batch: Any, sizes: BatchSizes) -> dict[str, float]:
-        """The weights of all terms, from forward passes without gradients."""
-        tally = Tally()
-        with torch.no_grad():
-            for piece in self._pieces(batch, sizes):
-                tally.add(self._forward(piece))
-        return {name: total.weight for name, total in self._ranks.reduce_weights(tally.totals()).items()}
+    def _passes(self) -> Passes:
+        return Passes(
+            model=self.model,
+            loss=self.loss,
+            forward=self.forward,
+            autocast=self.autocast,
+            scaler=self.scaler,
+            ranks=self._ranks,
+            list_of_samples=self._list_of_samples,
+        )
 
     def _weights_of(self, batch: Any) -> dict[str, float] | None:
         if self.weight is None:
             return None
         weights = self.weight(batch)
-        named = weights if isinstance(weights, Mapping) else {"loss": weights}
+        named = weights if isinstance(weights, Mapping) else {ONLY: weights}
         totals = self._ranks.reduce_weights({name: Total(0.0, float(value)) for name, value in named.items()})
         return {name: total.weight for name, total in totals.items()}
 
-    def _forward(self, piece: Any) -> dict[str, Pair]:
-        device = self._device()
-        with torch.autocast(device.type, dtype=self.autocast) if self.autocast else nullcontext():
-            if self.forward is not None:
-                output = self.forward(self.model, piece)
-            else:
-                output = call(self.model, piece, list_of_samples=self._list_of_samples)
-            return pairs_of(self.loss(output, piece))
-
-    def _pieces(self, batch: Any, sizes: BatchSizes) -> Iterator[Any]:
-        device = self._device()
-        for piece in split(batch, sizes.pieces, list_of_samples=self._list_of_samples):
-            yield to_device(piece, device)
-
-    def _scaled(self, loss: Tensor) -> Tensor:
-        return loss if self.scaler is None else self.scaler.scale(loss)
-
-    def _update(self, factor: float) -> tuple[float | None, str | None]:
-        """Unscale, clip, step; the norm, and why there was no update."""
-        parameters = self._trained()
-        if self.scaler is not None and self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
-        norm = gradients.scale_and_clip(parameters, factor, self.max_norm)
-        gradients.narrow(parameters)
-        skipped = self._step_optimizer()
-        if skipped is None and self.scheduler is not None:
-            self.scheduler.step()
-        gradients.clear(self._all_parameters())
-        return None if norm is None else float(norm), skipped
-
-    def _step_optimizer(self) -> str | None:
-        if self.scaler is None or not self.scaler.is_enabled():
-            self.optimizer.step()
-            return None
-        before = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        after = self.scaler.get_scale()
-        if after >= before:
-            return None
-        logger.warning("Step skipped: a gradient is not finite; loss scale %g -> %g.", before, after)
-        return "a gradient is not finite"
-
-    def _result(self, done: Accumulated, norm: float | None, skipped: str | None) -> StepResult:
+    def _result(self, done: Accumulated, memory: Any, norm: float | None, skipped: str | None) -> StepResult:
         return StepResult(
             loss=loss_of(done.totals),
             losses={name: total.loss for name, total in done.totals.items()},
@@ -279,11 +220,12 @@ class TrainStep:
             micro_batch_size=done.sizes.micro_batch_size,
             num_micro_batches=done.sizes.num_micro_batches,
             attempts=done.attempts,
+            peak_bytes=None if memory is None else memory.max_memory_allocated(),
             grad_norm=norm,
             skipped=skipped,
         )
 
-    def _start_gradients(self, sizes: BatchSizes) -> None:
+    def _empty_gradients(self, sizes: BatchSizes) -> None:
         gradients.clear(self._all_parameters())
         if sizes.num_micro_batches > 1:
             gradients.widen(self._trained())
@@ -298,10 +240,6 @@ class TrainStep:
             self._list_of_samples = is_list_of_samples(batch)  # later batches are read as this one
         return size
 
-    def _device(self) -> torch.device:
-        tensor = next(chain(self.model.parameters(), self.model.buffers()), None)
-        return torch.device("cpu") if tensor is None else tensor.device
-
     def _trained(self) -> list[nn.Parameter]:
         """Parameters of the optimizer that are not frozen."""
         groups = self.optimizer.param_groups
@@ -315,19 +253,10 @@ class TrainStep:
         return [*self.model.parameters(), *own]
 
 
-def call(model: nn.Module, batch: Any, *, list_of_samples: bool | None = None) -> Any:
-    """The model on a batch: a mapping as keywords, a tuple or a list of members as arguments, else as it is."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, tuple) or (isinstance(batch, list) and not list_of_samples):
-        return model(*batch)
-    return model(batch)
-
-
-def _guess(pairs: Mapping[str, Pair], sizes: BatchSizes) -> float:
-    """A power of two near the weight of the whole batch, from its first piece."""
-    first = max(pair.weight for pair in pairs.values()) or float(sizes.micro_batch_size)
-    return power_of_two(first * sizes.global_batch_size / sizes.micro_batch_size)
+def _allocator(device: torch.device) -> Any:
+    """The module that tells the peak of the device's allocator; None where none does."""
+    module = None if device.type == "cpu" else torch.get_device_module(device)
+    return module if hasattr(module, "reset_peak_memory_stats") else None
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
@@ -339,14 +268,3 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidSettings("LBFGS evaluates the loss several times per step.", "Use an optimizer of one gradient.")
-
-
-def _check_weights(totals: Mapping[str, Total], weights: Mapping[str, float] | None) -> None:
-    for name, total in totals.items() if weights is not None else ():
-        assert weights is not None
-        if not math.isclose(total.weight, weights.get(name, 0.0), rel_tol=1e-5):
-            raise InvalidLoss(
-                f"The loss's weights of {name!r} add up to {total.weight:g}, but {weights.get(name, 0.0):g} was to be "
-                "divided by.",
-                "Make weight(batch) and the loss agree, and the loss the same at each call.",
-            )
