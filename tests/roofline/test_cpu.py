@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from microbatch.hardware.constants import DEFAULTS
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.roofline import cpu
-from microbatch.work.operators import KINDS, Gemm, Operator, Routed
+from microbatch.work.operators import KINDS, Gemm, Operator, Routed, Work
 from microbatch.work.polynomial import Polynomial, constant
 
 ROWS = Polynomial({(1, 0): 1})
@@ -142,6 +142,40 @@ def test_pages_come_fresh_from_32_mib_on() -> None:
     rise = seconds(plain("copy"), above) - seconds(plain("copy"), below)
     assert rise > above * 4096 / SPEC.bandwidth
     assert seconds(plain("copy"), below) - seconds(plain("copy"), below - 1) < rise / 100
+
+
+def test_the_evidence_tells_a_switch_of_kernels_and_fresh_pages() -> None:
+    one, two = (cpu.time_operator(linear(), SPEC, rows, 1.0).evidence for rows in (1, 2))
+    assert one != two and cpu.FRESH not in one + two
+    assert cpu.time_operator(plain("copy"), SPEC, 1 << 14, 1.0).evidence == cpu.FRESH
+
+
+def test_a_call_whose_weights_stay_in_the_cache_streams_them_faster() -> None:
+    small, large = (Work(operators=(linear(k, 1024),) * 4) for k in (256, 4096))
+    for work, faster in ((small, True), (large, False)):
+        found = cpu.after_last_call(work, SPEC, 1.0, 1.0)
+        times = [cpu.time_operator(work.operators[0], spec, 1.0, 1.0).memory_seconds for spec in (SPEC, found)]
+        assert (times[1] < 0.6 * times[0]) if faster else (times[1] == pytest.approx(times[0]))
+    none = replace(SPEC, cache_bytes=None)
+    assert cpu.after_last_call(small, none, 1.0, 1.0).constants["weight_bandwidth_share"] == pytest.approx(
+        DEFAULTS["cpu"]["weight_bandwidth_share"]
+    )
+
+
+def test_keys_and_values_of_earlier_tokens_come_from_where_weights_come() -> None:
+    def scores(rows: int) -> Operator:
+        shape = Gemm(m=constant(rows), n=constant(4096), k=constant(64), count=ROWS)
+        return Operator(name="aten::bmm", kind="matmul", gemm=shape, flops=ROWS, read_bytes=ROWS * (4 * 64 * 4096))
+
+    decode, prefill = (cpu.time_operator(scores(rows), SPEC, 4, 1.0).memory_seconds for rows in (1, 4096))
+    assert decode > 2 * prefill
+
+
+def test_one_small_image_is_convolved_without_the_library() -> None:
+    one, two = (cpu.time_operator(convolution(16), SPEC, batch, 1.0) for batch in (1, 2))
+    assert two.overhead_seconds > 2 * one.overhead_seconds
+    large = cpu.time_operator(convolution(64), SPEC, 1, 1.0)
+    assert large.overhead_seconds == two.overhead_seconds
 
 
 def test_tiny_products_share_one_call() -> None:

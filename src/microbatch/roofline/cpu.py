@@ -78,6 +78,8 @@ CACHED_ROWS = 16
 
 FRESH_BYTES = 32 << 20
 """glibc maps a block of this size anew each time (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits, see mallopt(3))."""
+FRESH = "fresh pages"
+"""What the evidence says of them."""
 TRIMMED = 0.5
 """Share of smaller blocks that are fresh when an operator holds that much in all: glibc gives the free top of its heap
 back from twice the largest block ever freed on, so it depends on what ran before."""
@@ -109,6 +111,7 @@ class Parts:
     moving: float = 0.0
     functions: float = 0.0
     fresh: float = 0.0
+    evidence: str = ""
 
     def total(self) -> OperatorTime:
         """The sum, and which of it is computing, moving and overhead."""
@@ -118,6 +121,7 @@ class Parts:
             compute_seconds=compute,
             memory_seconds=memory,
             overhead_seconds=self.host,
+            evidence=", ".join(part for part in (self.evidence, FRESH if self.fresh else "") if part),
         )
 
 
@@ -207,6 +211,7 @@ def _product(s: Sizes) -> Parts:
         arithmetic=s.flops / (s.peak * s.constants["product_efficiency"]),
         moving=_moving(s, s.read_bytes + s.written_bytes * (1 + _has_bias(s))),
         fresh=_fresh(s, s.written_bytes),
+        evidence="weights read as they lie" if s.m <= 1 else "weights repacked",
     )
 
 

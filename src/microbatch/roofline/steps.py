@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from microbatch.hardware.device_spec import DeviceSpec
+from microbatch.roofline.cpu import FRESH
 from microbatch.roofline.operator_time import OperatorTime
 from microbatch.roofline.time import CallTime
 from microbatch.units import format_percent, format_seconds
@@ -33,7 +34,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rise:
-    """What makes the call slower: cause (tile, wave, kernel_switch, overhead or unknown), evidence, layer."""
+    """What makes the call slower: cause (a word of `curves.explanation`, or unknown), evidence, layer."""
 
     cause: str
     evidence: str
@@ -99,6 +100,8 @@ def _pair(operator: Operator, spec: DeviceSpec, before: Moment, after: Moment, i
 def _cause(pair: _Pair) -> _Found:
     fast, slow = pair.fast, pair.slow
     one, other = _TILES.fullmatch(fast.evidence), _TILES.fullmatch(slow.evidence)
+    if FRESH in slow.evidence and FRESH not in fast.evidence:
+        return _Found("allocator", "blocks that large get fresh pages, which the system clears first")
     if one and other and one["what"] == other["what"]:
         told = _new_row(pair, one, other) or _tiles(one, other)
         if told is not None:
