@@ -34,7 +34,7 @@ def test_weights_products_and_cache_are_split(devices: int) -> None:
 
 def test_two_sums_a_layer_of_the_residual_stream() -> None:
     sums = [o for o in split_work(WORK, 8).operators if o.kind == "communication"]
-    assert [o.layer for o in sums] == ["layers.0.attention.o", "layers.0.mlp.down"]
+    assert [o.layer for o in sums] == ["layers.0.attention.o:all-reduce", "layers.0.mlp.down:all-reduce"]
     assert [o.repeat for o in sums] == [80, 80]
     assert sums[0].read_bytes(5) == pytest.approx(2 * 7 / 8 * 5 * 2 * 8192)
 

@@ -15,9 +15,9 @@ LARGEST_BATCH = 1 << 17
 LEAST_EXCESS = 1.05
 """A rise of the time per item by as much is a cliff."""
 PROBED = 1.02
-"""Rises this large are looked at more closely: half of a step may hide behind the growth between two sizes."""
+"""Rises this large get a size on both sides too: several of them between two sizes would look like one cliff."""
 PER_DOUBLING = 8
-MOST_STEPS = 40
+MOST_STEPS = 100
 """The largest steps are kept, so that the staircase of a large model on many multiprocessors stays readable."""
 
 
@@ -83,4 +83,4 @@ def _narrowed(low: int, high: int, seconds_of: SecondsOf) -> list[tuple[int, int
         # The half of which the time grows faster than in proportion holds the step.
         left = log(_excess(low, middle, seconds_of))
         low, high = (low, middle) if left >= log(_excess(middle, high, seconds_of)) else (middle, high)
-    return [(low, high)] if _excess(low, high, seconds_of) >= LEAST_EXCESS else []
+    return [(low, high)] if _excess(low, high, seconds_of) >= PROBED else []

@@ -19,7 +19,7 @@ from microbatch.profiling.predict_surface import predict_surface
 from microbatch.roofline.balance import moved_bytes, with_rates
 from microbatch.roofline.parallel import split_work
 from microbatch.roofline.training import with_optimizer
-from microbatch.units import format_bytes
+from microbatch.units import format_bytes, format_percent
 from microbatch.work.operators import Work
 
 FORMULA = "from the operators: weights, state, cache, and what the operators read and write"
@@ -138,6 +138,6 @@ def _warnings(spec: DeviceSpec, settings: Settings, memory: MemoryCurve | None) 
     elif memory.largest_that_fits == 0:
         found.append(
             f"It does not fit: {format_bytes(memory.fixed_bytes)} before the first item, of "
-            f"{format_bytes(memory.limit_bytes)} less {memory.margin:.0%} kept free."
+            f"{format_bytes(memory.limit_bytes)} less {format_percent(memory.margin)} kept free."
         )
     return tuple(found)

@@ -146,6 +146,6 @@ def _sum_over(operator: Operator, devices: int) -> Operator:
     """The sum that follows a product split by its inputs; `read_bytes` is what one device sends."""
     sent: Polynomial = operator.written_bytes * (2 * (devices - 1) / devices)
     return Operator(
-        name="all-reduce", kind="communication", layer=operator.layer, dtype=operator.dtype, read_bytes=sent,
-        backward=operator.backward, repeat=operator.repeat,
+        name="all-reduce", kind="communication", layer=f"{operator.layer}:all-reduce", dtype=operator.dtype,
+        read_bytes=sent, backward=operator.backward, repeat=operator.repeat,
     )  # fmt: skip
