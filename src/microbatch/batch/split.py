@@ -8,10 +8,8 @@ Pieces are views of the batch's tensors: nothing is copied.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from microbatch.batch.packed import cut_packed, cut_special, packed_size, special_size
+from microbatch.batch.members import is_leaf, is_plain_sequence, leaf_size, leaves, members, rebuilt
+from microbatch.batch.packed import cut_packed, cut_special, packed_size
 from microbatch.errors import InvalidBatch, InvalidBatchSizes
 
-_SAY = "Give members as a tuple, or say list_of_samples=True or False."
+_TOP = ""
+"""Path of the batch itself."""
+
+_ANOTHER_KIND = "Use a tensor, a list of samples, or members in a dict, tuple, named tuple or data class."
+_SAME = "Give every member one entry per item; what belongs to the whole batch goes into forward and loss by itself."
 
 
 def batch_size_of(batch: object, *, list_of_samples: bool | None = None) -> int:
@@ -30,9 +33,9 @@ def batch_size_of(batch: object, *, list_of_samples: bool | None = None) -> int:
 
     Args:
         batch: see the module.
-        list_of_samples: whether a list at the top holds samples (True) or members (False). By default a list whose
-            elements differ in dtype or number of dimensions holds members (a DataLoader gives ``[inputs, targets]``
-            so), one of alike elements of different lengths holds samples.
+        list_of_samples: whether a list at the top holds samples (True) or members (False). By default a list of
+            tensors that differ in dtype or number of dimensions holds members (a DataLoader gives ``[inputs,
+            targets]`` so), and a list of alike tensors of different lengths, or of anything else, holds samples.
 
     Raises:
         InvalidBatch: members of different lengths, no member with a batch, or a list that can be read in both ways.
@@ -62,20 +65,32 @@ def split(batch: Any, sizes: Sequence[int], *, list_of_samples: bool | None = No
 
 def to_device(piece: Any, device: torch.device) -> Any:
     """The piece with its tensors on a device; a copy from pinned memory does not block."""
-    return _mapped(piece, lambda tensor: tensor.to(device, non_blocking=True))
+    if isinstance(piece, Tensor):
+        return piece.to(device, non_blocking=True)
+    if isinstance(piece, PackedSequence):
+        return piece.to(device)  # type: ignore[arg-type]  # the stub knows dtypes only
+    return rebuilt(piece, "", lambda _, item: to_device(item, device))
 
 
 def is_list_of_samples(batch: object) -> bool | None:
     """How a list at the top is read when its sizes leave no doubt; None for all other batches."""
-    return _read(batch, None).samples if type(batch) is list else None
+    return bool(_read(batch, None).samples) if type(batch) is list else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reading:
-    """Items in a batch, and whether sequences without a firm member beside them hold samples."""
+    """How a batch is read.
+
+    Attributes:
+        size: items.
+        samples: whether sequences that may hold samples or members hold samples; None where members beyond doubt
+            give the size, which then decides for each.
+        told: what `samples` is told to be for a list at the top.
+    """
 
     size: int
-    samples: bool
+    samples: bool | None
+    told: bool | None
 
 
 def _pieces(batch: Any, sizes: Sequence[int], reading: _Reading) -> Iterator[Any]:
@@ -85,197 +100,125 @@ def _pieces(batch: Any, sizes: Sequence[int], reading: _Reading) -> Iterator[Any
         start += size
 
 
-def _read(batch: object, told: bool | None) -> _Reading:
-    packed = packed_size(batch)
-    if packed is not None:
-        return _Reading(packed, samples=False)
-    firm = dict(_firm("batch" if _is_leaf(batch) else "", batch, top=True))
-    if firm and type(batch) is not list:
-        return _Reading(_agreed(firm), samples=False)
-    return _read_sequences(batch, told)
+def _cut(batch: Any, start: int, stop: int, reading: _Reading) -> Any:
+    if (packed := cut_packed(batch, start, stop)) is not None:
+        return packed
+    return _changed(batch, _TOP, reading, lambda part: _part(part, start, stop))
 
 
-def _read_sequences(batch: object, told: bool | None) -> _Reading:
-    """Sequences alone: samples when their lengths agree, members when their tensors do; never a guess between both."""
-    lengths = dict(_lengths("batch", batch))
-    leaves = dict(_leaves("", batch))
-    as_samples = bool(lengths) and len(set(lengths.values())) == 1 and _may_be_samples(batch)
-    as_members = bool(leaves) and _is_agreed(leaves)
-    if told is None and as_samples and as_members:
-        raise InvalidBatch(
-            f"The batch can be read as {next(iter(lengths.values()))} samples or as members with "
-            f"{_agreed(leaves)} items each.",
-            _SAY,
-        )
-    if (told is True or told is None) and as_samples:
-        return _Reading(_positive("batch", next(iter(lengths.values()))), samples=True)
-    if leaves and told is not True:
-        return _Reading(_agreed(leaves), samples=False)
-    raise InvalidBatch(f"{_described(batch)} holds no member with a batch dimension.", "Give at least one tensor.")
-
-
-def _may_be_samples(batch: object) -> bool:
-    return not isinstance(batch, list) or _are_alike(batch)
-
-
-def _are_alike(items: Sequence[Any]) -> bool:
-    """Samples of one kind: one type, and for tensors one dtype and number of dimensions."""
-    kinds = {(type(i), i.dtype, i.dim()) if isinstance(i, Tensor) else (type(i), None, None) for i in items}
-    return len(kinds) == 1
-
-
-def _firm(path: str, value: object, *, top: bool = False) -> Iterator[tuple[str, int]]:
-    """Sizes of the tensors that are members beyond doubt: not inside a list or tuple below the top."""
-    if _is_leaf(value):
-        if (size := _leaf_size(value)) is not None:
-            yield path, size
-    elif top or not _is_plain_sequence(value):
-        for name, item in _members(path, value):
-            yield from _firm(name, item)
-
-
-def _leaves(path: str, value: object) -> Iterator[tuple[str, int]]:
-    if _is_leaf(value):
-        if (size := _leaf_size(value)) is not None:
-            yield path, size
-    else:
-        for name, item in _members(path, value):
-            yield from _leaves(name, item)
-
-
-def _lengths(path: str, value: object) -> Iterator[tuple[str, int]]:
-    """Lengths of the outermost sequences: the batch itself if a list, else those that its members are."""
-    if isinstance(value, list) or (isinstance(value, tuple) and path != "batch" and _is_plain_sequence(value)):
-        yield path, len(value)
-    elif not _is_leaf(value):
-        for name, item in _members("" if path == "batch" else path, value):
-            yield from _lengths(name, item)
-
-
-def _is_leaf(value: object) -> bool:
-    return isinstance(value, (Tensor, np.ndarray, PackedSequence))
-
-
-def _leaf_size(value: Any) -> int | None:
-    special = special_size(value)
-    if special is not None:
+def _part(value: Any, start: int, stop: int) -> Any:
+    """Items of a sequence of samples, a tensor or an array."""
+    if (special := cut_special(value, start, stop)) is not None:
         return special
-    return int(value.shape[0]) if value.ndim else None
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        return value.index_select(0, torch.arange(start, stop, device=value.device))
+    return value[start:stop]
 
 
-def _is_plain_sequence(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and not hasattr(value, "_fields") and not isinstance(value, torch.Size)
+def _read(batch: Any, told: bool | None) -> _Reading:
+    if (packed := packed_size(batch)) is not None:
+        return _Reading(packed, None, told)
+    firm, open_ = dict(_firm(_TOP, batch, told)), dict(_undecided(_TOP, batch, told))
+    reading = _Reading(_agreed(firm), None, told) if firm else _read_sequences(batch, open_, told)
+    _changed(batch, _TOP, reading, lambda part: part)  # refuses now what could not be cut later
+    return reading
 
 
-def _members(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((_joined(path, key), item) for key, item in value.items())
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((_joined(path, f.name), getattr(value, f.name)) for f in dataclasses.fields(value))
-    elif hasattr(value, "_fields"):
-        yield from ((_joined(path, name), getattr(value, name)) for name in value._fields)
-    elif _is_plain_sequence(value):
-        yield from ((f"{path or 'batch'}[{index}]", item) for index, item in enumerate(value))
-
-
-def _joined(path: str, name: object) -> str:
-    return f"{path}.{name}" if path else str(name)
-
-
-def _is_agreed(sizes: dict[str, int]) -> bool:
-    return len(set(sizes.values()) - {1}) <= 1
-
-
-def _agreed(sizes: dict[str, int]) -> int:
-    if not _is_agreed(sizes):
-        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+def _read_sequences(batch: Any, sequences: dict[str, Sequence[Any]], told: bool | None) -> _Reading:
+    """Sequences alone: samples when their lengths agree, members when their tensors do; never a guess between both."""
+    if not sequences:
+        raise InvalidBatch(f"A batch of type {type(batch).__name__} has no dimension to cut.", _ANOTHER_KIND)
+    lengths = {path: len(sequence) for path, sequence in sequences.items()}
+    inside = {name: size for path, sequence in sequences.items() for name, size in leaves(path, sequence)}
+    only_samples = told is True or any(_holds_samples_only(sequence) for sequence in sequences.values())
+    as_members = bool(inside) and not only_samples and len(set(inside.values())) == 1
+    as_samples = len(set(lengths.values())) == 1
+    if as_samples and as_members:
         raise InvalidBatch(
-            f"The batch's members have different lengths: {listed}.", "Give every member the same number of items."
+            f"{next(iter(lengths))} can be read as {next(iter(lengths.values()))} samples or as members with "
+            f"{_agreed(inside)} items each.",
+            "Give members as a tuple, or say list_of_samples=True or False.",
         )
-    name, size = max(sizes.items(), key=lambda item: abs(item[1] - 1))
-    return _positive(name, size)
+    return _Reading(_agreed(inside), False, told) if as_members else _Reading(_agreed(lengths), True, told)
 
 
-def _positive(name: str, size: int) -> int:
-    if size < 1:
-        raise InvalidBatch(f"The batch is empty: {name} has {size} items.", "Give 1 item or more.")
-    return size
+def _firm(path: str, value: Any, told: bool | None) -> Iterator[tuple[str, int]]:
+    """Sizes of the tensors that are members beyond doubt: not inside a sequence that may hold samples."""
+    if is_leaf(value):
+        if (size := leaf_size(value)) is not None:
+            yield path, size
+    elif not _may_hold_samples(path, value, told):
+        for name, item in members(path, value):
+            yield from _firm(name, item, told)
 
 
-def _described(batch: object) -> str:
-    return f"A batch of type {type(batch).__name__}"
+def _undecided(path: str, value: Any, told: bool | None) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The outermost sequences that may hold samples."""
+    if is_leaf(value):
+        return
+    if _may_hold_samples(path, value, told):
+        yield path, value
+    else:
+        for name, item in members(path, value):
+            yield from _undecided(name, item, told)
 
 
-def _cut(value: Any, start: int, stop: int, reading: _Reading) -> Any:
-    packed = cut_packed(value, start, stop)
-    return _part("", value, start, stop, reading) if packed is None else packed
-
-
-def _part(path: str, value: Any, start: int, stop: int, reading: _Reading) -> Any:
-    if _is_leaf(value):
-        return _part_of_leaf(path, value, start, stop, reading.size)
-    if _is_plain_sequence(value) and _holds_samples(path, value, reading):
-        return value[start:stop]
-    return _rebuilt(value, path, lambda name, item: _part(name, item, start, stop, reading))
-
-
-def _part_of_leaf(path: str, value: Any, start: int, stop: int, size: int) -> Any:
-    own = _leaf_size(value)
-    if own is None or (own == 1 and size > 1):
-        return value
-    if own != size:
-        raise InvalidBatch(f"{path} has {own} items in a batch of {size}.", _SAY)
-    special = cut_special(value, start, stop)
-    return value[start:stop] if special is None else special
-
-
-def _holds_samples(path: str, value: Sequence[Any], reading: _Reading) -> bool:
-    """A list beside firm members holds samples if it has one per item; a tuple only if it cannot be members."""
-    if path == "" or reading.samples:
-        return reading.samples and len(value) == reading.size and (path != "" or isinstance(value, list))
-    if len(value) != reading.size:
+def _may_hold_samples(path: str, value: Any, told: bool | None) -> bool:
+    """A sequence whose elements are of one kind; a tuple at the top holds members, as a call's arguments do."""
+    if not is_plain_sequence(value) or (path == _TOP and isinstance(value, tuple)):
         return False
-    leaves = dict(_leaves(path, value))
-    as_members = bool(leaves) and all(size in (1, reading.size) for size in leaves.values())
-    return not as_members or (isinstance(value, list) and _are_alike(value))
+    if path == _TOP and told is not None:
+        return told
+    kinds = {(type(i), i.dtype, i.ndim) if isinstance(i, (Tensor, np.ndarray)) else (type(i), None, 0) for i in value}
+    return len(kinds) <= 1
 
 
-def _rebuilt(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
-    """A new container of the same type around changed members; what is no container is passed as it is."""
-    if isinstance(value, Mapping):
-        return _rebuilt_mapping(value, {key: change(_joined(path, key), item) for key, item in value.items()})
-    items = [change(name, item) for name, item in _members(path, value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        result = copy.copy(value)
-        for field, item in zip(dataclasses.fields(value), items):
-            object.__setattr__(result, field.name, item)
-        return result
-    if hasattr(value, "_fields"):
-        return type(value)(*items)
-    if _is_plain_sequence(value):
-        return items if type(value) is list else type(value)(items)
+def _holds_samples_only(sequence: Sequence[Any]) -> bool:
+    """Members are tensors: a list of dicts, tuples, texts or numbers is one of samples, a tuple of texts too."""
+    if isinstance(sequence, list):
+        return not any(is_leaf(item) for item in sequence)
+    return not dict(leaves("", sequence))
+
+
+def _changed(value: Any, path: str, reading: _Reading, change: Callable[[Any], Any]) -> Any:
+    """The batch with ``change`` of all that has one entry per item in its place; the rest as it is.
+
+    Raises:
+        InvalidBatch: what has entries, but not one per item.
+    """
+    if is_leaf(value):
+        own = leaf_size(value)
+        if own is None or (own == 1 and reading.size > 1):
+            return value
+        return change(_checked(path, value, own, reading))
+    if _may_hold_samples(path, value, reading.told) and _is_one_per_item(path, value, reading):
+        return change(_checked(path, value, len(value), reading))
+    return rebuilt(value, path, lambda name, item: _changed(item, name, reading, change))
+
+
+def _is_one_per_item(path: str, value: Sequence[Any], reading: _Reading) -> bool:
+    """Beside members a list has one sample per item if its length allows, a tuple if it cannot be members."""
+    if reading.samples is not None:
+        return reading.samples
+    if _holds_samples_only(value):
+        return True
+    if isinstance(value, list):
+        return len(value) == reading.size
+    return any(size not in (1, reading.size) for _, size in leaves(path, value)) and len(value) == reading.size
+
+
+def _checked(path: str, value: Any, own: int, reading: _Reading) -> Any:
+    if own != reading.size:
+        raise InvalidBatch(f"{path or 'The list'} has {own} entries in a batch of {reading.size} items.", _SAME)
     return value
 
 
-def _rebuilt_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    if type(value) is dict:
-        return items
-    if not isinstance(value, MutableMapping):
-        return type(value)(items)  # type: ignore[call-arg]
-    result = copy.copy(value)
-    if isinstance(result, UserDict):
-        result.data = {}  # a subclass with its own __copy__ may share the inner dict
-    result.update(items)
-    return result
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    if isinstance(value, PackedSequence):
-        return PackedSequence(
-            change(value.data),
-            value.batch_sizes,
-            *(None if t is None else change(t) for t in (value.sorted_indices, value.unsorted_indices)),
-        )
-    if isinstance(value, Tensor):
-        return change(value)
-    return _rebuilt(value, "", lambda _, item: _mapped(item, change))
+def _agreed(sizes: dict[str, int]) -> int:
+    """The one size of all members; those of size 1 fit every other, as in broadcasting."""
+    if len(set(sizes.values()) - {1}) > 1:
+        listed = ", ".join(f"{name or 'batch'} has {size}" for name, size in sizes.items())
+        raise InvalidBatch(f"The batch's members have different lengths: {listed}.", _SAME)
+    name, size = max(sizes.items(), key=lambda item: abs(item[1] - 1))
+    if size < 1:
+        raise InvalidBatch(f"The batch is empty: {name or 'batch'} has {size} items.", "Give 1 item or more.")
+    return size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +19,8 @@ from microbatch.training import gradients
 from microbatch.training.normalise import ONLY, Loss, Total, check_weights, common_weight, loss_of
 from microbatch.training.one_process import OneProcess
 from microbatch.training.passes import Forward, Passes, device_of
+from microbatch.training.phase import REDUCTION, during
+from microbatch.training.recovery import Recovery
 from microbatch.training.result import Attempt, StepResult
 from microbatch.training.snapshot import Snapshot
 from microbatch.training.update import update
@@ -26,6 +28,8 @@ from microbatch.training.update import update
 logger = logging.getLogger(__name__)
 
 NO_WEIGHT = "the batch has no weight"
+
+T = TypeVar("T")
 
 Weight = Callable[[Any], Any]
 """``weight(batch) -> number``, or a dict of numbers, one per term of the loss."""
@@ -45,7 +49,7 @@ class Accumulated:
     sizes: BatchSizes
     totals: dict[str, Total]
     factor: float
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Attempt, ...] = ()
 
 
 class TrainStep:
@@ -105,6 +109,7 @@ class TrainStep:
         self.micro_batch_size, self.max_norm = micro_batch_size, max_norm
         self.profile, self.memory_limit, self.process_group = profile, memory_limit, process_group
         self._ranks = OneProcess()
+        self._recovery = Recovery()
         self._list_of_samples = list_of_samples
         self._weights_differ = False
         _check_optimizer(model, optimizer)
@@ -122,40 +127,57 @@ class TrainStep:
         """
         memory = _allocator(device_of(self.model))
         if memory is not None:
-            memory.reset_peak_memory_stats()
-        done = self._accumulate(batch)
-        if not any(total.weight for total in done.totals.values()):
-            gradients.clear(self._all_parameters())
-            logger.warning("Step skipped: %s (%d items).", NO_WEIGHT, done.sizes.global_batch_size)
-            return self._result(done, memory, None, NO_WEIGHT)
-        norm, skipped = self._update(done.factor)
+            memory.reset_peak_memory_stats(device_of(self.model))
+        done, (norm, skipped) = self._retried(batch, self._updated)
         gradients.clear(self._all_parameters())
         return self._result(done, memory, norm, skipped)
 
     def accumulate(self, batch: Any) -> Accumulated:
         """Only the gradients of the step, left in ``.grad`` (multiplied by the scale of a scaler); no update."""
-        done = self._accumulate(batch)
-        gradients.scale(self._trained(), done.factor)
-        gradients.narrow(self._trained())
-        return done
+        return self._retried(batch, self._multiplied)[0]
 
-    def _accumulate(self, batch: Any) -> Accumulated:
-        """Gradients of the whole batch but for a factor, from a clean start; on an error all is as before."""
+    def _retried(self, batch: Any, finish: Callable[[Accumulated], T]) -> tuple[Accumulated, T]:
+        """Gradients of the whole batch but for a factor, then `finish`; in smaller pieces where memory runs out.
+
+        Each try begins from a clean start; on an error all is as before.
+        """
         batch_size = self._size_of(batch)
         self._trained()
         start = Snapshot.take(self.model, device_of(self.model))
 
-        def attempt(micro_batch_size: int) -> Accumulated:
+        def attempt(micro_batch_size: int) -> tuple[Accumulated, T]:
             sizes = BatchSizes.of(global_batch_size=batch_size, micro_batch_size=micro_batch_size)
-            return self._attempt(batch, sizes, start)
+            done = self._attempt(batch, sizes, start)
+            with during(REDUCTION):
+                self._ranks.reduce_gradients(self._trained())
+            return done, finish(done)
 
         try:
-            done = attempt(self._first_size(batch_size))
-            self._ranks.reduce_gradients(self._trained())
+            (done, finished), attempts = self._recovery.run(
+                attempt,
+                self._first_size(batch_size),
+                batch_size=batch_size,
+                undo=lambda: self._undo(start),
+                device=device_of(self.model),
+                alone=self._ranks.alone,
+            )
         except BaseException:
             self._undo(start)
+            self._recovery.undo_update()
             raise
-        return done
+        return replace(done, attempts=attempts), finished
+
+    def _updated(self, done: Accumulated) -> tuple[float | None, str | None]:
+        """The update; not without weight."""
+        if not any(total.weight for total in done.totals.values()):
+            logger.warning("Step skipped: %s (%d items).", NO_WEIGHT, done.sizes.global_batch_size)
+            return None, NO_WEIGHT
+        with self._recovery.guarding(self.optimizer, self.scaler):
+            return self._update(done.factor)
+
+    def _multiplied(self, done: Accumulated) -> None:
+        gradients.scale(self._trained(), done.factor)
+        gradients.narrow(self._trained())
 
     def _undo(self, start: Snapshot) -> None:
         """Everything that a try has changed, as it was at the start of the step."""
@@ -179,7 +201,7 @@ class TrainStep:
         check_weights(totals, weights)
         weight = common_weight(totals)
         factor = divisor / weight if divisor is not None and weight else 1.0
-        return Accumulated(sizes, totals, factor, (Attempt(micro_batch_size=sizes.micro_batch_size, outcome="done"),))
+        return Accumulated(sizes, totals, factor)
 
     def _update(self, factor: float) -> tuple[float | None, str | None]:
         return update(
@@ -220,7 +242,7 @@ class TrainStep:
             micro_batch_size=done.sizes.micro_batch_size,
             num_micro_batches=done.sizes.num_micro_batches,
             attempts=done.attempts,
-            peak_bytes=None if memory is None else memory.max_memory_allocated(),
+            peak_bytes=None if memory is None else memory.max_memory_allocated(device_of(self.model)),
             grad_norm=norm,
             skipped=skipped,
         )
