@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -42,13 +43,19 @@ def build(text: str) -> Loaded:
     if name not in BUILT_IN:
         raise InvalidModel(f"There is no built-in model {name!r}.", nearest(name, BUILT_IN))
     given = _settings(name, rest)
+    return _seeded(text, given.get("seed", 0), lambda: BUILT_IN[name](**given))
+
+
+def _seeded(text: str, seed: int, make: Callable[[], Loaded]) -> Loaded:
+    """What `make` makes, and makes for other modes, named after the user's text."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given.get("seed", 0))
-        loaded = BUILT_IN[name](**given)
+        torch.manual_seed(seed)
+        loaded = make()
     loaded.model.eval()
-    return Loaded(
-        name=text, model=loaded.model, args=loaded.args, kwargs=loaded.kwargs, unit=loaded.unit, loss=loaded.loss
-    )
+    other = loaded.build_mode
+    if other is None:
+        return replace(loaded, name=text)
+    return replace(loaded, name=text, build_mode=lambda mode, length: _seeded(text, seed, lambda: other(mode, length)))
 
 
 def settings(name: str) -> dict[str, object]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from microbatch.errors import InvalidModel
 from microbatch.models.example_inputs import (
     Question,
     check_sequence,
@@ -22,7 +25,8 @@ from microbatch.models.example_inputs import (
     input_names,
     make_inputs,
 )
-from microbatch.models.held_cache import LayerPlan, LayerTensors, make_cache, plan_layers
+from microbatch.models.first_of_kind import first_of_each_kind
+from microbatch.models.held_cache import NO_DECODE, LayerPlan, LayerTensors, make_cache, plan_layers
 from microbatch.models.loaded import EXAMPLE_BATCH, MODES, Example, Loaded
 
 UNITS = {"input_ids": "sequences", "pixel_values": "images", "pixel_values_videos": "clips"}
@@ -150,11 +154,55 @@ def _decode(loaded: Loaded) -> Runs:
 
 
 def _plans(model: Any) -> tuple[LayerPlan, ...]:
-    """Learnt from the cache that the model itself fills for two tokens."""
-    tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-    with torch.no_grad(), without_experts(model):
-        output = model(input_ids=tokens, use_cache=True, **last_token_only(model))
-    return plan_layers(output[_cache_name(model)])
+    """What each layer keeps: of equal layers the first is asked, and only if that fails all of them."""
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
+    with first_of_each_kind(model, count) as stands_for, suppress(Exception):
+        if stands_for is not None:
+            layers = plan_layers(_own_cache(model))
+            return tuple(layers[number] for number in stands_for)
+    return plan_layers(_own_cache(model))
+
+
+def _own_cache(model: Any) -> object:
+    """The cache that the model itself fills for two tokens, in shapes only.
+
+    Raises:
+        InvalidModel: the model fills none, or one that cannot be held; or it cannot run two tokens.
+    """
+    try:
+        with torch.no_grad(), without_experts(model):
+            output = _two_tokens(model)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InvalidModel(f"{type(model).__name__} cannot be asked for its cache: {reason[0]}", NO_DECODE) from error
+    cache = dict(output).get(_cache_name(model))
+    if cache is None:
+        raise InvalidModel(f"{type(model).__name__} keeps no cache, as its config stands.", NO_DECODE)
+    return cache
+
+
+def _two_tokens(model: Any) -> Any:
+    """The model's output; where it looks at values, which weights on meta do not have, again on fake tensors.
+
+    On those transformers knows that it must not look. They are too slow to begin with.
+    """
+
+    def run() -> Any:
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+        return model(input_ids=tokens, use_cache=True, **last_token_only(model))
+
+    try:
+        return run()
+    except RuntimeError:
+        if model.device.type != "meta":
+            raise
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # torch logs what it raises as well
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return run()
+    finally:
+        logging.disable(before)
 
 
 @contextmanager
@@ -181,7 +229,8 @@ def _decode_inputs(model: Any, plans: Sequence[LayerPlan], batch: int, context: 
     def noise(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if generator is None:
             return torch.empty(shape, dtype=dtype, device="meta")
-        return torch.randn(shape, generator=generator).to(device=model.device, dtype=dtype)
+        one = torch.randn(1, *shape[1:], generator=generator).to(device=model.device, dtype=dtype)
+        return one.expand(shape).clone()  # the same context for every sequence: a large cache takes its time to draw
 
     layers = tuple(
         tuple(noise(shape, slot.dtype) for shape, slot in zip(plan.shapes(batch, context), plan.slots))

@@ -19,6 +19,7 @@ from transformers.cache_utils import (
     Cache,
     DummyLayer,
     DynamicCache,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -27,6 +28,12 @@ from transformers.cache_utils import (
 )
 
 from microbatch.errors import InvalidModel
+
+NO_DECODE = "Use --mode prefill or inference."
+
+GROWING = ("keys", "values", "indexer_keys")
+STATES = ("conv_states", "recurrent_states")
+"""What layers keep, by attribute: one row for each token, or states by number."""
 
 LayerTensors = tuple[Tensor, ...]
 """What one layer keeps, each (batch, ...): keys, values, then states of linear attention, as far as it has them."""
@@ -40,6 +47,7 @@ class _Held:
 
     keys: Tensor
     values: Tensor
+    indexer_keys: Tensor
     context: int
 
     def _write(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -49,6 +57,11 @@ class _Held:
         return self.keys, self.values
 
     update = _write  # what else models tell their cache concerns layers that grow
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """The same for the keys of a sparse attention's indexer: (batch, context + 1, width)."""
+        self.indexer_keys[:, -1:] = indexer_key_states
+        return self.indexer_keys
 
     def get_seq_length(self) -> int:
         """Tokens before the new one, those that left the window included."""
@@ -66,6 +79,7 @@ HELD: dict[type, type] = {
         for kind in (
             DynamicLayer,
             DynamicSlidingWindowLayer,
+            DynamicIndexedLayer,
             LinearAttentionAndFullAttentionLayer,
             LinearAttentionAndSlidingWindowAttentionLayer,
         )
@@ -78,9 +92,16 @@ HELD: dict[type, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor of a layer: which, its shape without the batch for one token, its dtype."""
+    """One tensor of a layer.
 
-    kind: str  # keys, values, conv_states, recurrent_states
+    Attributes:
+        kind: one of `GROWING` or `STATES`.
+        index: which of several states.
+        shape: without the batch; the tokens of what grows are those of the cache it was learnt from.
+        dtype: its own.
+    """
+
+    kind: str
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -98,8 +119,8 @@ class LayerPlan:
         """Of each slot at that batch and context."""
         held = context if self.window is None else min(context, self.window - 1)
         for slot in self.slots:
-            heads, width = slot.shape[0], slot.shape[-1]
-            yield (batch, heads, held + 1, width) if slot.kind in ("keys", "values") else (batch, *slot.shape)
+            *before, _, width = slot.shape
+            yield (batch, *before, held + 1, width) if slot.kind in GROWING else (batch, *slot.shape)
 
 
 def plan_layers(cache: object) -> tuple[LayerPlan, ...]:
@@ -114,7 +135,7 @@ def plan_layers(cache: object) -> tuple[LayerPlan, ...]:
     if type(cache) is not DynamicCache:
         raise InvalidModel(
             f"This model keeps its context in a {type(cache).__name__}, which decode mode does not know.",
-            "Use --mode prefill or inference.",
+            NO_DECODE,
         )
     return tuple(_plan(layer) for layer in cache.layers)
 
@@ -124,22 +145,25 @@ def _plan(layer: Any) -> LayerPlan:
     if kind is None:
         raise InvalidModel(
             f"This model has a cache layer of the kind {type(layer).__name__}, which decode mode does not know.",
-            "Use --mode prefill or inference.",
+            NO_DECODE,
         )
     slots = tuple(_slots(layer))
     prototype: Any = object.__new__(kind)
     vars(prototype).update(vars(layer))
-    if hasattr(prototype, "keys"):
-        prototype.keys = prototype.values = None
+    for slot in slots:
+        if slot.kind in STATES:
+            setattr(prototype, slot.kind, dict.fromkeys(getattr(prototype, slot.kind)))
+        else:
+            setattr(prototype, slot.kind, None)
     return LayerPlan(prototype, slots, getattr(layer, "sliding_window", None))
 
 
 def _slots(layer: Any) -> Iterator[Slot]:
-    for kind in ("keys", "values"):
+    for kind in GROWING:
         tensor = getattr(layer, kind, None)
         if tensor is not None:
             yield Slot(kind, 0, tuple(tensor.shape[1:]), tensor.dtype)
-    for kind in ("conv_states", "recurrent_states"):
+    for kind in STATES:
         for index, tensor in getattr(layer, kind, {}).items():
             if tensor is not None:
                 yield Slot(kind, index, tuple(tensor.shape[1:]), tensor.dtype)
@@ -158,11 +182,11 @@ def make_cache(plans: Sequence[LayerPlan], tensors: Sequence[LayerTensors], cont
 def _layer(plan: LayerPlan, tensors: LayerTensors, context: int) -> Any:
     layer = copy.copy(plan.prototype)
     layer.context = layer.cumulative_length = context
-    for kind in ("conv_states", "recurrent_states"):
+    for kind in STATES:
         if hasattr(layer, kind):
             setattr(layer, kind, dict(getattr(layer, kind)))
     for slot, tensor in zip(plan.slots, tensors, strict=True):
-        if slot.kind in ("keys", "values"):
+        if slot.kind in GROWING:
             setattr(layer, slot.kind, tensor)
         else:
             getattr(layer, slot.kind)[slot.index] = tensor

@@ -8,9 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from microbatch.models.loaded import Loaded
-
-EXAMPLE_BATCH = 2
+from microbatch.models.loaded import EXAMPLE_BATCH, Loaded
 
 
 def mlp(*, depth: int = 8, width: int = 1024, seed: int = 0) -> Loaded:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from microbatch.errors import InvalidSettings
-from microbatch.models.loaded import Loaded
-from microbatch.models.networks import EXAMPLE_BATCH
+from microbatch.models.loaded import EXAMPLE_BATCH, MODES, Example, Loaded
 
 Cache = tuple[Tensor, Tensor]
 """Keys and values of one layer: (batch, kv_heads, context, head width) each."""
@@ -20,8 +22,20 @@ def transformer(*, depth: int = 2, width: int = 128, heads: int = 4, sequence: i
     """An encoder; items are sequences of `sequence` embedded tokens: (batch, sequence, width)."""
     _check_heads(width, heads, heads)
     model = nn.Sequential(*(Block(width, heads, heads) for _ in range(depth)), nn.LayerNorm(width))
-    example = torch.randn(EXAMPLE_BATCH, sequence, width, generator=torch.Generator().manual_seed(seed))
-    return Loaded(name="transformer", model=model, args=(example,), unit="sequences")
+
+    def example_at(batch: int, tokens: int | None) -> Example:
+        shape = (batch, sequence if tokens is None else tokens, width)
+        return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)),), {}
+
+    args, _ = example_at(EXAMPLE_BATCH, None)
+    return Loaded(
+        name="transformer",
+        model=model,
+        args=args,
+        unit="sequences",
+        example_at=example_at,
+        default_sequence=sequence,
+    )
 
 
 def decoder(
@@ -41,14 +55,50 @@ def decoder(
     all ``context + 1`` tokens are computed again. Both give the same logits.
     """
     _check_heads(width, heads, kv_heads)
+    settings = {name: value for name, value in locals().items() if name != "settings"}
     model = Decoder(depth, width, heads, kv_heads, vocabulary, positions=context + 1)
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(vocabulary, (EXAMPLE_BATCH, context + 1), generator=generator)
-    if not cache:
-        return Loaded(name="decoder", model=model, args=(tokens,), unit="sequences")
-    shape = (EXAMPLE_BATCH, kv_heads, context, width // heads)
-    layers = [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(depth)]
-    return Loaded(name="decoder", model=model, args=(tokens[:, -1:].contiguous(), layers), unit="sequences")
+    example_at = partial(_decoder_inputs, settings)
+    args, _ = example_at(EXAMPLE_BATCH, None)
+    return Loaded(
+        name="decoder",
+        model=model,
+        args=args,
+        unit="sequences",
+        example_at=example_at,
+        default_sequence=context,
+        modes=MODES,
+        build_mode=partial(_decoder_in_mode, settings),
+    )
+
+
+def _decoder_inputs(settings: dict[str, Any], batch: int, context: int | None) -> Example:
+    """The last token and the cache of those before it, or all tokens; at most as many as the model was built for."""
+    most = settings["context"]
+    held = most if context is None else context
+    if held > most:
+        raise InvalidSettings(f"This decoder holds {most} tokens, not {held}.", f"Write decoder:context={held}.")
+    generator = torch.Generator().manual_seed(settings["seed"])
+    tokens = torch.randint(settings["vocabulary"], (batch, held + 1), generator=generator)
+    if not settings["cache"]:
+        return (tokens,), {}
+    shape = (batch, settings["kv_heads"], held, settings["width"] // settings["heads"])
+    pairs = range(settings["depth"])
+    layers = [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in pairs]
+    return (tokens[:, -1:].contiguous(), layers), {}
+
+
+def _decoder_in_mode(settings: dict[str, Any], mode: str, sequence: int | None) -> Loaded:
+    """Prefill computes `sequence` tokens; decode one more than `sequence`, as does whatever the settings say."""
+    length = settings["context"] if sequence is None else sequence
+    if mode != "prefill":
+        return decoder(**{**settings, "context": length, "cache": settings["cache"] or mode == "decode"})
+    shorter = decoder(**{**settings, "context": length - 1, "cache": False})
+
+    def example_at(batch: int, tokens: int | None) -> Example:
+        assert shorter.example_at is not None
+        return shorter.example_at(batch, None if tokens is None else tokens - 1)
+
+    return replace(shorter, example_at=example_at, default_sequence=length)
 
 
 class Attention(nn.Module):
