@@ -10,6 +10,9 @@
     │   ├── InvalidBatch            a batch whose members disagree, or that cannot be cut into pieces
     │   ├── InvalidLoss             a loss that does not return a sum and its weight
     │   └── InvalidSettings         options that contradict each other or lie outside their range
+    ├── DoesNotFit                  a training step that runs out of memory at the smallest size; nothing was trained
+    ├── RankFailed                  another rank of a distributed step failed, or is gone; no weights were changed
+    │   └── RankOutOfMemory         it ran out of memory where all ranks must go through the same pieces
     ├── ModelFailed                 the user's model raised; its text and the last size that worked are kept
     └── NoAnswer                    no honest answer is possible; the command line answers with exit status 3
         ├── TooNoisy                the machine is too noisy to tell the sizes apart
@@ -76,6 +79,18 @@ class InvalidLoss(UserError):
 
 class InvalidSettings(UserError):
     """Options that contradict each other or lie outside their range."""
+
+
+class DoesNotFit(MicrobatchError):
+    """A step runs out of memory even in the smallest pieces."""
+
+
+class RankFailed(MicrobatchError):
+    """A rank of a distributed step failed; said on every rank."""
+
+
+class RankOutOfMemory(RankFailed, MemoryError):
+    """A rank ran out of memory in a step whose ranks need each other in every layer; said on every rank."""
 
 
 class ModelFailed(MicrobatchError):

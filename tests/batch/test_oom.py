@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
-from microbatch.batch.oom import is_out_of_memory, release
+from microbatch.batch.oom import drop_frames, is_out_of_memory, out_of_memory_rule, release
 
 ALLOCATION_FAILURES = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
@@ -28,6 +29,11 @@ ALLOCATION_FAILURES = [
     RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4000000000000 bytes."),
     RuntimeError("could not create a primitive"),
     RuntimeError("could not create a memory object"),
+    RuntimeError("could not execute a primitive: out_of_memory"),
+    RuntimeError("UR error: UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"),
+    RuntimeError("HIP error: out of memory"),
+    RuntimeError("hipErrorOutOfMemory"),
+    RuntimeError("cuBLAS error: HIPBLAS_STATUS_ALLOC_FAILED"),
     RuntimeError("std::bad_alloc"),
     MemoryError(),
     MemoryError("Unable to allocate 7.28 TiB for an array"),
@@ -39,6 +45,16 @@ OTHER_FAILURES = [
     ValueError("the memory argument must not be None"),
     TypeError("std::bad_alloc"),
     KeyError("out of memory"),
+    RuntimeError("could not create a primitive descriptor for a matmul primitive"),
+    RuntimeError("could not execute a primitive"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+    RuntimeError("The option 'out of memory' is not known"),
+    RuntimeError("a handler for std::bad_alloc is already set"),
+    RuntimeError("memory format option is only supported by strided tensors"),
+    RuntimeError("unable to mmap 128 bytes: file is out of range"),
+    RuntimeError("cuda:0 and cpu: expected all tensors to be on the same device"),
+    OSError("[Errno 12] in a file's name"),
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
     RuntimeError("the memory bank of this layer is out of date"),
     RuntimeError("CUDA error: device-side assert triggered"),
@@ -60,6 +76,55 @@ def test_allocation_failures_are_known(error: BaseException) -> None:
 @pytest.mark.parametrize("error", OTHER_FAILURES, ids=named)
 def test_nothing_else_is_taken_for_one(error: BaseException) -> None:
     assert not is_out_of_memory(error)
+
+
+RULES = {
+    "CUDA out of memory. Tried to allocate 20.00 MiB.": "CUDA",
+    "MPS backend out of memory (MPS allocated: 17.00 GB": "MPS",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling": "cuBLAS",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.": "cuDNN",
+    "DefaultCPUAllocator: can't allocate memory": "CPU allocator",
+    "could not create a primitive": "oneDNN",
+    "std::bad_alloc": "bad_alloc",
+    "shapes cannot be multiplied": None,
+}
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_the_rule_names_who_ran_out(text: str) -> None:
+    assert out_of_memory_rule(RuntimeError(text)) == RULES[text]
+
+
+def test_causes_that_go_round_end() -> None:
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert not is_out_of_memory(one)
+
+
+def test_frames_of_an_exception_and_of_its_causes_are_emptied() -> None:
+    class Big:
+        pass
+
+    kept: list[weakref.ref[Big]] = []
+
+    def inner() -> None:
+        big = Big()
+        kept.append(weakref.ref(big))
+        raise MemoryError
+
+    def outer() -> None:
+        big = Big()
+        kept.append(weakref.ref(big))
+        try:
+            inner()
+        except MemoryError as error:
+            raise RuntimeError("compiler failed") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        outer()
+    assert all(reference() is not None for reference in kept)
+    drop_frames(caught.value)
+    assert all(reference() is None for reference in kept)
 
 
 def test_a_wrapped_failure_is_known() -> None:
@@ -119,8 +184,6 @@ def test_real_failures_under_a_capped_address_space(root: Path) -> None:
 
 
 def test_release_collects_what_only_a_cycle_holds() -> None:
-    import weakref
-
     class Holder:
         def __init__(self) -> None:
             self.me = self

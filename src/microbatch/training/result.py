@@ -15,10 +15,14 @@ class Attempt:
     Attributes:
         micro_batch_size: items in each piece but perhaps the last.
         outcome: ``"done"``, or what ended it, as in ``"out of memory"``.
+        phase: where it ended: forward, backward, reduction or optimizer; None when it is done.
+        reason: who ran out and what it said; None when it is done.
     """
 
     micro_batch_size: int
     outcome: str
+    phase: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,9 @@ class StepResult:
         peak_bytes: the device allocator's peak during the step (its peak counter is reset at the start); None on
             devices whose allocator does not tell.
         grad_norm: global norm before clipping; None without ``max_norm``.
+        sent_bytes: what this rank sent to others for the step, counted as rings send it (see
+            `microbatch.training.meeting.Traffic`); 0 for one process.
+        communication_calls: collectives of the step.
         skipped: why the weights were left as they were; None when they were updated.
     """
 
@@ -51,6 +58,8 @@ class StepResult:
     peak_bytes: int | None = None
     grad_norm: float | None = None
     skipped: str | None = None
+    sent_bytes: int = 0
+    communication_calls: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; null where a number is not finite."""
