@@ -82,8 +82,32 @@ MUTANTS: tuple[Mutant, ...] = (
         "capture/formulas.py",
         "capture/test_count.py",
         ("return below * (below + 1) // 2 +", "return below * (below - 1) // 2 +", "causal pairs"),
-        ("passes = int(to_input) + int(to_weight)", "passes = 1", "a convolution's backward costs two forwards"),
+        ("return int(to_input) + int(to_weight)", "return 1", "a convolution's backward costs two forwards"),
         ("ATTENTION_BACKWARD = 2.5", "ATTENTION_BACKWARD = 2.0", "fused attention's backward"),
+    ),
+    *_rows(
+        "capture/repeats.py",
+        "capture/test_work.py",
+        ("found.run.count += 1", "pass", "a block that repeats counts each time"),
+        ("raise NotRepeated(other.name)", "pass", "blocks that only look alike all run"),
+    ),
+    *_rows(
+        "capture/assemble.py",
+        "capture/test_work.py",
+        ("if not agrees(polynomial, claim.check, number[-1]):", "if False:", "sizes are checked at one more batch"),
+        ("count = sum(_times(record) *", "count = max(_times(record) *", "a loop's products are counted"),
+    ),
+    *_rows(
+        "capture/experts.py",
+        "capture/test_work.py",
+        ("flops=2.0 * assigned * k * n", "flops=2.0 * rows * k * n", "a token goes to top_k experts"),
+        ("Moved(experts * moved.weights,", "Moved(moved.weights,", "each expert has its own weights"),
+    ),
+    *_rows(
+        "capture/opaque.py",
+        "capture/test_closed_forms.py",
+        ("directions = 2 if both_ways else 1", "directions = 1", "a layer may run both ways"),
+        ("data.shape[1 if batch_first else 0]", "data.shape[0 if batch_first else 1]", "which dimension the steps are"),
     ),
     *_rows(
         "roofline/tiles.py",

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from microbatch.capture.work import Example, capture_work
+from microbatch.capture.runs import Example
+from microbatch.capture.work import capture_work
 from microbatch.errors import InvalidModel
 from microbatch.work.operators import Operator, Work
 
@@ -128,8 +129,31 @@ def test_recurrent_layers_are_whole_operators(name: str) -> None:
     assert backward[0].flops(3, 5) == 2 * forward[0].flops(3, 5)
     gemm = forward[0].gemm
     assert gemm is not None
+    assert (gemm.m(3, 5), gemm.count(3, 5)) == (3, 5)  # one product of the whole batch for each step
     assert 2 * gemm.m(3, 5) * gemm.n(3, 5) * gemm.k(3, 5) * gemm.count(3, 5) == forward[0].flops(3, 5)
     assert forward[0].weight_bytes(3, 5) == sum(p.nbytes for p in LAYERS[name][0].parameters())
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_recurrent_layer_both_ways(batch_first: bool) -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.LSTM(IN, WIDE, num_layers=2, bidirectional=True, batch_first=batch_first)
+            self.tags = nn.Linear(2 * WIDE, 3, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tags: Tensor = self.tags(self.inner(x)[0])
+            return tags
+
+    work = capture_work(Tagger(), sequences(batch_first=batch_first), sequence=12, free_sequence=True)
+    *layers, tags = work.operators
+    assert tags.flops(3, 5) == 2 * 3 * 5 * 2 * WIDE * 3
+    widths = [IN, IN, 2 * WIDE, 2 * WIDE]
+    for layer, width in zip([layer for layer in layers if layer.kind == "recurrent"], widths, strict=True):
+        assert layer.gemm is not None
+        gemm = layer.gemm
+        assert [part(3, 5) for part in (gemm.m, gemm.n, gemm.k, gemm.count)] == [3, 4 * WIDE, width + WIDE, 5]
 
 
 def test_packing_is_named_as_dependent_on_data() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from microbatch.capture.count import count
-from microbatch.capture.work import Example, capture_work
+from microbatch.capture.runs import Example
+from microbatch.capture.work import capture_work
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.models.built_in import build
 from microbatch.work.operators import Operator, Work
