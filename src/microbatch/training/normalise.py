@@ -8,8 +8,9 @@ with a power of two in its place, which changes no bit of a gradient, and one mu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -69,11 +70,18 @@ def _pair(name: str, value: Any) -> Pair:
         where = "" if name == ONLY else f" for the term {name!r}"
         raise InvalidLoss(f"The loss returned {what}{where} instead of a sum and its weight.", _EXAMPLE)
     total, weight = value
+    _check_number("sum", total)
+    _check_number("weight", weight)
     if not isinstance(total, Tensor):
         total = torch.tensor(float(total))
     if total.numel() != 1:
         raise InvalidLoss(f"The loss's sum has shape {tuple(total.shape)}.", "Add it up: return losses.sum(), weight.")
     return Pair(total.reshape(()), _weight(weight))
+
+
+def _check_number(what: str, value: object) -> None:
+    if not isinstance(value, (Tensor, Real)):
+        raise InvalidLoss(f"The loss's {what} is {value!r}, no number.", _EXAMPLE)
 
 
 def _weight(weight: Any) -> float:
@@ -107,9 +115,13 @@ class Tally:
     def totals(self) -> dict[str, Total]:
         """Per term; one wait for the device."""
         return {
-            name: Total(math.fsum(torch.stack(sums).tolist()) if sums else 0.0, math.fsum(self._weights[name]))
-            for name, sums in self._sums.items()
+            name: Total(math.fsum(_numbers(sums)), math.fsum(self._weights[name])) for name, sums in self._sums.items()
         }
+
+
+def _numbers(sums: list[Tensor]) -> list[float]:
+    numbers: list[float] = torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
+    return numbers
 
 
 def power_of_two(weight: float) -> float:
@@ -142,3 +154,15 @@ def check_weights(totals: Mapping[str, Total], weights: Mapping[str, float] | No
                 f"The weights of {name!r} add up to {total.weight:g}, but the sums were divided by {expected:g}.",
                 "Make weight(batch) agree with the loss, and the loss return the same weights at each call.",
             )
+
+
+def added_up(totals: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, Total]:
+    """Sum and weight of each term over ranks, in their order."""
+    parts: dict[str, list[Sequence[float]]] = {}
+    for one in totals:
+        for name, pair in one.items():
+            parts.setdefault(name, []).append(pair)
+    return {
+        name: Total(math.fsum(pair[0] for pair in pairs), math.fsum(pair[1] for pair in pairs))
+        for name, pairs in parts.items()
+    }

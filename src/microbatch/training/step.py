@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from microbatch.batch.split import batch_size_of, is_list_of_samples
-from microbatch.errors import InvalidModel, InvalidSettings
+from microbatch.errors import InvalidModel
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
 from microbatch.training.normalise import ONLY, Loss, Total, check_weights, common_weight, loss_of
@@ -22,6 +22,7 @@ from microbatch.training.passes import Forward, Passes, device_of
 from microbatch.training.phase import REDUCTION, during
 from microbatch.training.recovery import Recovery
 from microbatch.training.result import Attempt, StepResult
+from microbatch.training.settings import check_settings
 from microbatch.training.snapshot import Snapshot
 from microbatch.training.update import update
 
@@ -100,10 +101,9 @@ class TrainStep:
 
         Raises:
             InvalidBatchSizes: a micro-batch size below 1.
-            InvalidSettings: an optimizer of another model, or one that needs a closure.
+            InvalidSettings: see `microbatch.training.settings.check_settings`.
         """
-        if micro_batch_size != "auto":
-            BatchSizes.of(global_batch_size=1, micro_batch_size=micro_batch_size)  # type: ignore[arg-type]
+        check_settings(model, optimizer, micro_batch_size=micro_batch_size, max_norm=max_norm, scheduler=scheduler)
         self.model, self.optimizer, self.loss, self.scheduler, self.scaler = model, optimizer, loss, scheduler, scaler
         self.forward, self.weight, self.autocast = forward, weight, autocast
         self.micro_batch_size, self.max_norm = micro_batch_size, max_norm
@@ -112,7 +112,6 @@ class TrainStep:
         self._recovery = Recovery()
         self._list_of_samples = list_of_samples
         self._weights_differ = False
-        _check_optimizer(model, optimizer)
 
     def __call__(self, batch: Any) -> StepResult:
         """One step.
@@ -279,14 +278,3 @@ def _allocator(device: torch.device) -> Any:
     """The module that tells the peak of the device's allocator; None where none does."""
     module = None if device.type == "cpu" else torch.get_device_module(device)
     return module if hasattr(module, "reset_peak_memory_stats") else None
-
-
-def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    own = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
-        raise InvalidSettings(
-            "The optimizer holds none of the model's parameters.",
-            "Make the optimizer from model.parameters(), after the model was moved, wrapped or replaced.",
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidSettings("LBFGS evaluates the loss several times per step.", "Use an optimizer of one gradient.")
