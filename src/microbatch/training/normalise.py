@@ -3,6 +3,11 @@
 The loss of a batch is L = Σ_t S_t / W_t over its terms t, with S_t = Σ_p s_tp and W_t = Σ_p w_tp over its pieces p.
 So its gradient is Σ_p Σ_t ∇s_tp / W_t: a sum over pieces, whatever the split. While W_t is unknown the pieces run
 with a power of two in its place, which changes no bit of a gradient, and one multiplication at the end puts it right.
+
+One multiplication cannot serve terms of different weights. Those need every W_t before the first backward: from
+``weight(batch)`` where the user gives it, which costs nothing, else from a forward pass without gradients (a third more
+time, no more memory; a gradient buffer and a backward pass for each term would take both). That terms differ is
+noticed at the end of the first step that shows it, which is then done again with the weights that it has found.
 """
 
 from __future__ import annotations
