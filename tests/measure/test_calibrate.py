@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
 import pytest
 import torch
 
-from microbatch.errors import InvalidSettings
+from microbatch.errors import InvalidSettings, TooNoisy
 from microbatch.hardware.catalogue import parse_device
 from microbatch.hardware.constants import DEFAULTS, MOST_CONSTANTS
 from microbatch.hardware.device_spec import DeviceSpec
@@ -17,6 +18,7 @@ from microbatch.measure import calibrate, calibrate_cpu, peaks
 from microbatch.measure.calibrate import measure_device, slug
 from microbatch.measure.calibration import fit_constants
 from microbatch.measure.findings import Findings
+from microbatch.measure.fresh_pages import measure_fresh_bandwidth
 from microbatch.measure.host_work import Launch
 from microbatch.measure.rounds import Call, time_rounds
 from microbatch.roofline.cpu import time_operator
@@ -28,6 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "_measured", {})
     monkeypatch.setattr(peaks, "_LARGEST_WEIGHTS", 4 << 20)
     monkeypatch.setattr(calibrate_cpu, "_LARGEST_WEIGHTS", 4 << 20)
+    monkeypatch.setattr(calibrate, "TOO_BUSY", 2.0)  # the machine of a test may be busy
     monkeypatch.setattr(calibrate, "DTYPES", {"cpu": ("fp32", "fp64"), "cuda": ("fp32",)})
 
 
@@ -48,7 +51,7 @@ def test_this_machine_becomes_a_device(small: None) -> None:
 def test_no_device_has_more_constants_than_allowed() -> None:
     assert len(DEFAULTS["cpu"]) <= MOST_CONSTANTS
     names = [name for group in calibrate_cpu.GROUPS for name in group.names]
-    assert sorted(names) == sorted(DEFAULTS["cpu"])
+    assert sorted([*names, "fresh_bandwidth_share"]) == sorted(DEFAULTS["cpu"])
 
 
 TRUE = {
@@ -66,6 +69,7 @@ def test_planted_constants_are_found_again(small: None, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         calibrate_cpu, "measure_launch", lambda seconds: Launch(in_model=9e-6, alone=5e-6, how="planted")
     )
+    monkeypatch.setattr(calibrate_cpu, "measure_fresh_bandwidth", lambda size: TRUE["fresh_bandwidth_share"] * 2e10)
     found = Findings(conditions="planted", values={"flops.fp32": 1e11, "bandwidth": 2e10})
     made: dict[str, float] = {}
     for group in calibrate_cpu.GROUPS:
@@ -143,3 +147,19 @@ def test_a_processor_names_its_device(text: str, name: str) -> None:
 def test_bad_requests(device: str, threads: int | None, budget: float, says: str) -> None:
     with pytest.raises(InvalidSettings, match=says):
         measure_device(device, threads=threads, budget=budget)
+
+
+def test_new_pages_cost_more_than_old_ones() -> None:
+    assert 1e7 < measure_fresh_bandwidth(16 << 20) < 1e12
+
+
+def test_what_a_first_fill_takes_longer_is_the_price_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.cycle([0.0, 3.0, 10.0, 11.0])  # 3 s new, 1 s again
+    monkeypatch.setattr("microbatch.measure.fresh_pages.time.perf_counter", lambda: next(clock))
+    assert measure_fresh_bandwidth(8192) == pytest.approx(4096.0)
+
+
+def test_a_machine_that_others_use_is_not_measured(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "TOO_BUSY", -1.0)
+    with pytest.raises(TooNoisy, match="of the cores"):
+        measure_device(threads=1, budget=0.1)

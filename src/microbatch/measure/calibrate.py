@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from microbatch.errors import InvalidSettings
+from microbatch.errors import InvalidSettings, TooNoisy
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.measure import calibrate_cpu, calibrate_cuda
 from microbatch.measure.findings import Findings
@@ -23,6 +23,8 @@ from microbatch.units import format_bytes, format_rate
 
 DTYPES = {"cpu": ("fp32", "bf16", "fp16", "fp64"), "cuda": ("fp32", "tf32", "fp16", "bf16", "fp64")}
 BUDGET = 40.0
+TOO_BUSY = 0.5
+"""Share of the cores that other processes used from which on the figures say nothing about the machine."""
 PEAKS_SHARE = 0.35
 """Of the budget for the rates of products; the rest is for the constants."""
 
@@ -48,6 +50,7 @@ def measure_device(
 
     Raises:
         InvalidSettings: an unknown device, threads below 1, or a budget that is not above zero.
+        TooNoisy: other processes used more than half of the cores.
     """
     device = _checked(device, threads, budget)
     say = progress or _silent
@@ -60,10 +63,18 @@ def measure_device(
         for done, what in find_constants(found, device, budget * (1 - PEAKS_SHARE)):
             say(PEAKS_SHARE + done * (1 - PEAKS_SHARE), what)
         environment = watch.stop()
-        busy = environment.busy_elsewhere or 0.0
+        busy = _bearable(environment.busy_elsewhere or 0.0)
         _plain_figures(found, device)
     found.sources = {key: f"{source}; other processes {busy:.0%} of the cores" for key, source in found.sources.items()}
     return _spec(found, device, name or slug(device_name(device))), tuple(_warnings(busy, environment.steal or 0.0))
+
+
+def _bearable(busy: float) -> float:
+    if busy > TOO_BUSY:
+        raise TooNoisy(
+            f"Other processes used {busy:.0%} of the cores while this machine was measured.", "Measure it alone."
+        )
+    return busy
 
 
 def slug(text: str) -> str:

@@ -16,19 +16,19 @@ from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.measure import probes
 from microbatch.measure.calibration import fit_constants
 from microbatch.measure.findings import Findings
+from microbatch.measure.fresh_pages import measure_fresh_bandwidth
 from microbatch.measure.host_work import Launch, measure_launch
 from microbatch.measure.peaks import cache_bytes
 from microbatch.measure.probes import Probe
 from microbatch.measure.rounds import time_rounds
 from microbatch.roofline.cpu import time_operator
+from microbatch.units import format_bytes
 
 _LONG, _SHORT = (1536, 1024), (192, 1024)
 """(k, n) of weights whose rows are long and short for a memory that likes to stream."""
 _ROWS = (1, 2, 4, 8, 32, 128, 384)
 _SMALLEST_WEIGHTS = 48 << 20
 _LARGEST_WEIGHTS = 512 << 20
-_MAPPED = 10 << 20
-"""Numbers whose bytes the C library maps afresh at each call."""
 _LARGEST_BLOCK = 24 << 20
 """A block that a model's activations stay below; freeing it once makes the C library keep blocks up to it."""
 
@@ -58,6 +58,9 @@ def find_constants(found: Findings, device: torch.device, seconds: float) -> Ite
     yield done, "host work"
     launch = measure_launch(seconds * _LAUNCH_SHARE)
     found.add("launch_seconds", launch.in_model, launch.how)
+    fresh = measure_fresh_bandwidth(_LARGEST_BLOCK)
+    how = f"filling a new mapping of {format_bytes(_LARGEST_BLOCK)} against filling it again"
+    found.add("constants.fresh_bandwidth_share", fresh / found.values["bandwidth"], how)
     done += _LAUNCH_SHARE
     for group in GROUPS:
         yield done, group.what
@@ -119,12 +122,15 @@ def _weights(k: int, n: int) -> list[Tensor]:
 
 
 def _passes() -> list[Probe]:
-    inside = [probes.elementwise("relu", torch.relu, count) for count in (1 << 15, 1 << 17, 1 << 19)]
-    return [*inside, probes.elementwise("relu", torch.relu, _MAPPED)]
+    return [probes.elementwise("relu", torch.relu, count) for count in (1 << 16, 1 << 18, 1 << 20)]
 
 
 def _functions() -> list[Probe]:
-    named: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "exp": torch.exp, "_softmax": _softmax}
+    named: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu": functional.gelu,
+        "silu": functional.silu,
+        "_softmax": _softmax,
+    }
     sizes = (1 << 16, 1 << 19)
     return [probes.elementwise(name, function, size) for name, function in named.items() for size in sizes]
 
@@ -150,10 +156,9 @@ GROUPS = (
         make=_linears, share=0.4, what="Linear layers over weights larger than the caches at 1 to 384 rows",
     ),
     Group(
-        names=("cached_bandwidth_ratio", "fresh_bandwidth_share"), make=_passes, share=0.1,
-        what="relu on tensors inside and outside the caches",
+        names=("cached_bandwidth_ratio",), make=_passes, share=0.1, what="relu on tensors that fit into the caches",
     ),
-    Group(names=("function_flops",), make=_functions, share=0.1, what="gelu, exp and softmax"),
+    Group(names=("function_flops",), make=_functions, share=0.1, what="gelu, silu and softmax"),
     Group(
         names=("convolution_efficiency", "convolution_half_channels"), make=_convolutions, share=0.15,
         what="convolutions of 24 to 192 channels",

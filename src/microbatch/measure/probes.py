@@ -16,6 +16,7 @@ from microbatch.work.operators import Gemm, Operator
 from microbatch.work.polynomial import Polynomial, constant
 
 _FLOAT = 4
+_CHAIN = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,10 +89,16 @@ def attention(batch: int, heads: int, sequence: int, width: int) -> Probe:
 
 
 def elementwise(name: str, function: Callable[[Tensor], Tensor], elements: int, *, kind: str = "elementwise") -> Probe:
-    """A pass over rows of 256 numbers, with a fresh result as torch makes one."""
+    """Passes over rows of 256 numbers, each over the result of the one before."""
     x = torch.randn(max(1, elements // 256), 256)
+
+    def call() -> None:
+        result = x
+        for _ in range(_CHAIN):
+            result = function(result)
+
     operator = Operator(name=f"aten::{name}", kind=kind, read_bytes=_bytes(x.numel()), written_bytes=_bytes(x.numel()))
-    return Probe(name=f"{name} of {x.numel()} numbers", operator=operator, call=lambda: function(x))
+    return Probe(name=f"{name} of {x.numel()} numbers", operator=operator, call=call, runs=_CHAIN)
 
 
 def _gemm(m: int, n: int, k: int, count: int = 1) -> Gemm:

@@ -7,8 +7,8 @@ A call on a CPU hardly overlaps anything, so the parts of an operator's time add
 * Host work: Python, dispatch and what the library prepares, in units of ``launch_seconds`` (`HOST_WORK`).
 * Weights: a product of several rows repacks its weights before it computes, one of a single row does not. Both reach
   their bandwidth with long rows of the weight only: W / (share · bandwidth) · (1 + half / row bytes).
-* Arithmetic: FLOPs over the share of the peak that large shapes reach; less for few columns of a convolution, few
-  rows of a batched product, short attention, each as x / (x + half).
+* Arithmetic: FLOPs over the share of the peak that large shapes reach; less for few columns of a convolution and few
+  rows of a batched product, as x / (x + half).
 * Activations move at the cache's speed while the operator's own fit into it, else at the main memory's; weights come
   from the cache in a call whose weights all fit (`after_last_call`).
 * Functions such as exp cost as much as so many FLOPs per element (`FUNCTIONS`).
@@ -37,7 +37,7 @@ HOST_WORK = {
     "attention": 8.0,
     "convolution": 20.0,
     "recurrent": 25.0,
-    "experts": 7.0,
+    "experts": 8.0,
     "lookup": 5.0,
     "normalisation": 10.0,
     "reduction": 3.0,
@@ -97,8 +97,8 @@ LOOP_BELOW = 400
 PRODUCT_LAUNCHES = 0.1
 HALF_ROWS = 4
 """Rows of a batched product at which half of the rate is reached: the height of a register tile."""
-HALF_SEQUENCE = 32
-"""Keys at which fused attention reaches half of its rate: between the products it takes maxima, exp and sums."""
+ATTENTION_ROW, ATTENTION_PAIR = 40.0, 0.25
+"""Cost of one query and of one pair of query and key in fused attention, beside the products, over that of an exp."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,11 +273,12 @@ def _convolution(s: Sizes) -> Parts:
 
 
 def _attention(s: Sizes) -> Parts:
-    """Fused attention."""
-    rate = s.peak * s.constants["attention_efficiency"] * _saturation(s.n, HALF_SEQUENCE)
+    """Fused attention: two products, and between them a maximum, exps and a sum of each row of scores."""
+    pairs = s.flops / max(4 * s.k, 1.0)
     return Parts(
         host=HOST_WORK["attention"] * s.launch,
-        arithmetic=s.flops / rate,
+        arithmetic=s.flops / (s.peak * s.constants["attention_efficiency"]),
+        functions=_functions(s, ATTENTION_ROW * s.count * s.m + ATTENTION_PAIR * pairs),
         moving=_moving(s, s.read_bytes + s.written_bytes),
         fresh=_fresh(s, s.written_bytes),
     )
