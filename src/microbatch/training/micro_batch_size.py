@@ -1,0 +1,218 @@
+"""``micro_batch_size="auto"``: the fastest size that fits, from a profile or from a few passes over the first batch.
+
+Memory is predicted on fake tensors; where a model cannot run on them, sizes grow until memory ends them. Passes run
+forward and backward on the user's own model, whose gradients, buffers and random state are put back; weights and the
+optimizer are never touched, and a compiled model runs uncompiled, so that no size is compiled for a try.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from microbatch.batch.oom import drop_frames, is_out_of_memory, release
+from microbatch.curves.codec import load_profile
+from microbatch.curves.profile import Profile
+from microbatch.errors import InvalidProfile
+from microbatch.measure.budget import memory_budget
+from microbatch.measure.memory import MARGIN
+from microbatch.measure.storages import bytes_of
+from microbatch.measure.timer import synchronize
+from microbatch.training import size_search
+from microbatch.training.memory_model import MemoryModel, largest_piece
+from microbatch.training.passes import Passes, device_of
+from microbatch.training.size_search import Probe, best_size, next_size
+from microbatch.units import format_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A micro-batch size and what it rests on.
+
+    Attributes:
+        micro_batch_size: the fastest that fits.
+        reason: in one sentence.
+        probes: the passes that were run, in order.
+        predicted: predicted peak bytes by size.
+        largest: what memory allows, as far as is known.
+        budget_bytes: what the peaks were held against.
+        budget_source: who says so.
+    """
+
+    micro_batch_size: int
+    reason: str
+    probes: tuple[Probe, ...] = ()
+    predicted: tuple[tuple[int, int], ...] = ()
+    largest: int | None = None
+    budget_bytes: int | None = None
+    budget_source: str = ""
+
+
+def from_profile(profile: str | Path | Profile, batch_size: int, memory_limit: int | None) -> Choice:
+    """The measured size with the fastest step of that batch, within memory.
+
+    Raises:
+        InvalidProfile: no profile of training, or none of its sizes fits.
+    """
+    profile = load_profile(profile)
+    if profile.mode != "training" and profile.source != "csv":
+        raise InvalidProfile(f"The profile is one of {profile.mode}.", "Measure one with --mode training.")
+    times = {point.batch_size: median(point.samples) for point in profile.points if point.samples}
+    fitting = {size: seconds for size, seconds in times.items() if _fits(profile, size, memory_limit)}
+    if not fitting:
+        raise InvalidProfile("None of the profile's sizes fits into memory.", "Measure smaller sizes.")
+    usable = {size: t for size, t in fitting.items() if size <= batch_size} or {min(fitting): fitting[min(fitting)]}
+    size = best_size(batch_size, [Probe(size, seconds) for size, seconds in usable.items()])
+    return Choice(
+        micro_batch_size=min(size, batch_size),
+        reason=f"the profile's fastest of {len(usable)} sizes that fit a batch of {batch_size}",
+        probes=tuple(Probe(size, seconds) for size, seconds in usable.items()),
+        largest=max(fitting),
+    )
+
+
+def _fits(profile: Profile, size: int, memory_limit: int | None) -> bool:
+    memory = profile.memory
+    if memory is None:
+        return True
+    limit = (memory.limit_bytes if memory_limit is None else memory_limit) * (1 - memory.margin)
+    return memory.fixed_bytes + memory.bytes_per_item * size <= limit
+
+
+def choose(passes: Passes, optimizer: Optimizer, batch: Any, batch_size: int, memory_limit: int | None) -> Choice:
+    """The size with the fastest step among those that fit, from at most a handful of passes.
+
+    Gradients are left behind; the caller empties them and puts buffers and random state back.
+    """
+    with _uncompiled(passes.model) as model:
+        return _search(replace(passes, model=model), optimizer, batch, batch_size, memory_limit)
+
+
+def _search(passes: Passes, optimizer: Optimizer, batch: Any, batch_size: int, memory_limit: int | None) -> Choice:
+    budget, source = _budget(passes.model, memory_limit)
+    predicted, failed = _predictions(passes, optimizer, batch, batch_size, budget * (1 - MARGIN))
+    largest = size_search.largest_fitting(predicted, budget * (1 - MARGIN)) if predicted else None
+    # what refuses a size by itself, not for lack of memory, is not asked again and again: the first size took two
+    steps_on_fakes = 0 if failed is None else len(predicted) + 2
+    probes = _probes(passes, batch, batch_size, largest, predicted, steps_on_fakes)
+    chosen = best_size(batch_size, probes)
+    choice = Choice(
+        micro_batch_size=chosen,
+        reason=_reason(batch_size, probes, failed, largest, budget, source),
+        probes=tuple(probes),
+        predicted=tuple(sorted(predicted.items())),
+        largest=largest,
+        budget_bytes=budget,
+        budget_source=source,
+    )
+    logger.info("Micro-batch size %d of %d: %s.", chosen, batch_size, choice.reason)
+    return choice
+
+
+def _probes(
+    passes: Passes, batch: Any, batch_size: int, largest: int | None, predicted: dict[int, int], passes_before: int
+) -> list[Probe]:
+    probes: list[Probe] = []
+    smallest = 1
+    while True:
+        size = next_size(batch_size, probes, largest, smallest=smallest, passes_before=passes_before)
+        if size is None:
+            return probes
+        piece = largest_piece(batch, size, passes.list_of_samples)
+        try:
+            seconds = _timed(passes, piece)
+        except Exception:
+            if not any(probe.seconds for probe in probes) or size >= min(probe.micro_batch_size for probe in probes):
+                raise
+            smallest = size + 1  # a batch norm needs two items
+            continue
+        probes.append(Probe(size, seconds, predicted.get(size), counts=bool(probes) or seconds is None))
+        if seconds is None:
+            release(device_of(passes.model))
+
+
+def _budget(model: nn.Module, memory_limit: int | None) -> tuple[int, str]:
+    """Bytes for everything, weights included."""
+    device = device_of(model)
+    budget, source = memory_budget(memory_limit, device)
+    if memory_limit is None and device.type == "cpu":  # what is still available does not count what is held already
+        budget += bytes_of([*model.parameters(), *model.buffers()])
+    return budget, source
+
+
+def _predictions(
+    passes: Passes, optimizer: Optimizer, batch: Any, batch_size: int, budget: float
+) -> tuple[dict[int, int], int | None]:
+    """Peaks of a few sizes up to the largest that fits, and a size at which the model itself said that it does not;
+    no peaks where it cannot run on fake tensors."""
+    memory = MemoryModel(passes, optimizer)
+    known: dict[int, int] = {}
+    waiting = list(size_search.first_predictions(batch_size))
+    for _ in range(6):
+        if not waiting:
+            break
+        size = waiting.pop(0)
+        try:
+            known[size] = memory.peak(largest_piece(batch, size, passes.list_of_samples), size).peak_bytes
+        except Exception as error:
+            if is_out_of_memory(error):
+                return known, size
+            logger.info("Memory cannot be predicted (%s: %s); sizes grow until it ends.", type(error).__name__, error)
+            return {}, None
+        if not waiting and (following := size_search.next_prediction(known, batch_size, budget)) is not None:
+            waiting.append(following)
+    return known, None
+
+
+def _timed(passes: Passes, piece: Any) -> float | None:
+    """Seconds of forward and backward; None where memory ran out. Not in the except block: it holds the frames."""
+    device = device_of(passes.model)
+    try:
+        synchronize(device)
+        start = time.perf_counter()
+        passes.probe(piece)
+        synchronize(device)
+        return time.perf_counter() - start
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        drop_frames(error)
+    return None
+
+
+def _reason(
+    batch_size: int, probes: list[Probe], refused: int | None, largest: int | None, budget: int, source: str
+) -> str:
+    sizes = sorted(size_search.times_of(probes))
+    failed = next((probe.micro_batch_size for probe in probes if probe.seconds is None), refused)
+    text = f"the fastest of {len(sizes)} sizes that ran ({', '.join(map(str, sizes))})"
+    if failed is not None:
+        text += f"; {failed} ran out of memory"
+    elif largest is not None and largest < batch_size:
+        text += f"; {format_bytes(budget)} ({source}) allow {largest}"
+    return text
+
+
+@contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[nn.Module]:
+    """The module behind ``torch.compile``, and those compiled in place as they were before."""
+    plain = getattr(model, "_orig_mod", model)
+    compiled = [(module, module._compiled_call_impl) for module in plain.modules() if module._compiled_call_impl]
+    try:
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield plain
+    finally:
+        for module, call in compiled:
+            module._compiled_call_impl = call

@@ -1,0 +1,174 @@
+"""Which micro-batch size to try next, and which one is the fastest that fits. No torch, no clock.
+
+A global batch of N items in pieces of b takes about ⌊N/b⌋ · t(b) + t(N mod b) seconds, t being the time of forward
+and backward of one piece. Sizes that even out the pieces, ⌈N/k⌉, are tried: from a sixteenth of the batch upwards, to
+what memory allows; downwards where smaller pieces turn out to be the faster ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FIRST_PIECES = 16
+MOST_PASSES = 8
+"""Where memory ends the search. Otherwise see `ITEMS_IN_BATCHES`."""
+ITEMS_IN_BATCHES = 5
+"""Passes of a search take no more items than this many global batches."""
+REPEATS = 3
+"""Times that each size near the best is timed: one pass varies by several percent."""
+CLOSE = 1.03
+"""Smaller sizes are tried while the smallest so far takes at most this many times the best one's time."""
+NEAR = 1.12
+"""Sizes whose step takes up to this many times the best one's are near."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One pass over one piece.
+
+    Attributes:
+        micro_batch_size: items.
+        seconds: of forward and backward; None where it did not fit.
+        peak_bytes: predicted or measured; None where not known.
+        counts: whether the time means anything; the first pass of all also loads kernels.
+    """
+
+    micro_batch_size: int
+    seconds: float | None
+    peak_bytes: int | None = None
+    counts: bool = True
+
+
+def sizes_of(batch_size: int, largest: int | None) -> tuple[int, ...]:
+    """Sizes to consider, ascending: the batch in 1, 2, 4, ... even pieces, and the largest that memory allows.
+
+    >>> sizes_of(128, 20)
+    (1, 2, 4, 8, 16, 19)
+    """
+    limit = batch_size if largest is None else max(1, min(largest, batch_size))
+    halved = {-(-batch_size // (1 << power)) for power in range(batch_size.bit_length() + 1)}
+    fewest = -(-batch_size // limit)
+    return tuple(sorted({size for size in halved if size <= limit} | {-(-batch_size // fewest)}))
+
+
+def next_size(
+    batch_size: int, probes: Sequence[Probe], largest: int | None, *, smallest: int = 1, passes_before: int = 0
+) -> int | None:
+    """The size of the next pass; None where the search is over.
+
+    Args:
+        batch_size: items in the global batch.
+        probes: the passes so far, in order.
+        largest: what the memory model allows; None where there is none.
+        smallest: no smaller size runs: batch norm needs two items.
+        passes_before: passes that the memory model took.
+    """
+    failed = [probe.micro_batch_size for probe in probes if probe.seconds is None]
+    sizes = [s for s in sizes_of(batch_size, largest) if s >= smallest and (not failed or s < min(failed))]
+    if not sizes or _is_spent(batch_size, probes, largest, passes_before):
+        return None
+    start = max((size for size in sizes if size <= -(-batch_size // FIRST_PIECES)), default=sizes[0])
+    times = times_of(probes)
+    if start not in times:
+        return start
+    upwards = [size for size in sizes if size > max(times)]
+    if upwards and not failed and _still_pays(batch_size, times, max(times)):
+        return upwards[0]
+    below = [size for size in sizes if size < min(times)]
+    if below and step_seconds(batch_size, min(times), times) <= CLOSE * _best_seconds(batch_size, times):
+        return below[-1]
+    return _unsure(batch_size, probes, times)
+
+
+def best_size(batch_size: int, probes: Sequence[Probe]) -> int:
+    """The size with the fastest step among those that ran; half of what failed where none did."""
+    times = times_of(probes)
+    unknown = max(1, min((probe.micro_batch_size for probe in probes), default=1) // 2)
+    return min(times, key=lambda size: (step_seconds(batch_size, size, times), size), default=unknown)
+
+
+def step_seconds(batch_size: int, size: int, times: dict[int, float]) -> float:
+    """Forward and backward of all pieces; the time of a smaller tail lies on the line between its neighbours."""
+    full, tail = divmod(batch_size, size)
+    return full * times[size] + (_between(times, tail) if tail else 0.0)
+
+
+def times_of(probes: Sequence[Probe]) -> dict[int, float]:
+    """Seconds by size, ascending: the least of the passes, since disturbances only add."""
+    times: dict[int, float] = {}
+    for probe in probes:
+        if probe.seconds is not None and probe.counts:
+            times[probe.micro_batch_size] = min(probe.seconds, times.get(probe.micro_batch_size, probe.seconds))
+    return dict(sorted(times.items()))
+
+
+def _between(times: dict[int, float], size: int) -> float:
+    """Linear between measured sizes; below the smallest its own time, above the largest in proportion."""
+    above = min((known for known in times if known >= size), default=max(times))
+    below = max((known for known in times if known <= size), default=min(times))
+    if above == below:
+        return times[above] * max(1.0, size / above)
+    return times[below] + (times[above] - times[below]) * (size - below) / (above - below)
+
+
+def _is_spent(batch_size: int, probes: Sequence[Probe], largest: int | None, passes_before: int) -> bool:
+    if any(probe.seconds is None for probe in probes):
+        return True  # what is known of memory is wrong: no second failure
+    if largest is not None and largest < batch_size:
+        return len(probes) + passes_before >= MOST_PASSES
+    return sum(probe.micro_batch_size for probe in probes) >= ITEMS_IN_BATCHES * batch_size
+
+
+def _still_pays(batch_size: int, times: dict[int, float], size: int) -> bool:
+    """Larger pieces are tried until they are clearly slower than the best so far."""
+    return step_seconds(batch_size, size, times) <= NEAR * _best_seconds(batch_size, times)
+
+
+def _best_seconds(batch_size: int, times: dict[int, float]) -> float:
+    return min(step_seconds(batch_size, size, times) for size in times)
+
+
+def _unsure(batch_size: int, probes: Sequence[Probe], times: dict[int, float]) -> int | None:
+    """A size near the best that was timed least often."""
+    best = _best_seconds(batch_size, times)
+    count = {size: sum(probe.micro_batch_size == size and probe.counts for probe in probes) for size in times}
+    near = [size for size in times if step_seconds(batch_size, size, times) <= NEAR * best]
+    if len(near) < 2:
+        return None
+    least = min(near, key=lambda size: (count[size], size))
+    return least if count[least] < REPEATS else None
+
+
+def first_predictions(batch_size: int) -> tuple[int, ...]:
+    """Two sizes at which the peak is predicted first; one where the batch has one item."""
+    size = -(-batch_size // FIRST_PIECES)
+    return tuple(sorted({size, min(batch_size, 2 * size)}))
+
+
+def next_prediction(known: dict[int, int], batch_size: int, budget: float) -> int | None:
+    """The size whose peak is to be predicted next, to find the largest that fits; None where it is found.
+
+    The peak is a maximum of straight lines (forward and backward; the update), so the line through the two largest
+    sizes known never lies above it further on: what it allows is checked, and the line drawn again where it bent.
+    """
+    if len(known) < 2:
+        return None
+    small, large = sorted(known)[-2:]
+    slope = (known[large] - known[small]) / (large - small)
+    room = budget - known[large]
+    size = batch_size if slope <= 0 else max(1, min(batch_size, large + int(room // slope)))
+    if room < 0 and slope <= 0:
+        return 1 if 1 not in known else None
+    return None if size in known or _is_bracketed(known, size, budget) else size
+
+
+def largest_fitting(known: dict[int, int], budget: float) -> int:
+    """The largest size whose predicted peak fits; 1 where none does, since one item has to be tried."""
+    return max((size for size, peak in known.items() if peak <= budget), default=1)
+
+
+def _is_bracketed(known: dict[int, int], size: int, budget: float) -> bool:
+    """Whether a size just below the one asked for is known to fit already."""
+    fits = largest_fitting(known, budget)
+    return fits <= size <= fits + max(1, fits // 50) and known.get(fits, budget + 1) <= budget

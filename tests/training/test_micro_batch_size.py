@@ -1,0 +1,189 @@
+"""``micro_batch_size="auto"`` on real models: few passes, nothing touched, the longest first, never compiled."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from microbatch.curves.profile import MemoryCurve, Point, Profile
+from microbatch.errors import InvalidProfile
+from microbatch.measure.memory import measure_peak_bytes
+from microbatch.measure.storages import bytes_of
+from microbatch.training.memory_model import MemoryModel, largest_piece
+from microbatch.training.step import TrainStep
+
+WIDTH, ITEMS = 64, 128
+
+
+class Network(nn.Module):
+    """Counts every forward of itself and of its copies; sizes above a limit run out of memory."""
+
+    def __init__(self, calls: list[int], limit: int = 10**6) -> None:
+        super().__init__()
+        self.limit = limit
+        self.count = calls.append
+        self.layers = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.BatchNorm1d(2 * WIDTH), nn.ReLU(), nn.Dropout(0.2), nn.Linear(2 * WIDTH, 3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count(len(x))
+        if len(x) > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        result: Tensor = self.layers(x)
+        return result
+
+
+def loss(output: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return functional.cross_entropy(output, batch[1], reduction="sum"), (batch[1] >= 0).sum()
+
+
+def forward(model: Any, batch: Any) -> Any:
+    return model(batch[0])
+
+
+def batch(items: int = ITEMS) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(items, WIDTH, generator=generator), torch.randint(3, (items,), generator=generator)
+
+
+def made(model: nn.Module, **options: Any) -> TrainStep:
+    return TrainStep(model, torch.optim.AdamW(model.parameters()), loss, forward=forward, **options)
+
+
+def test_from_128_to_a_limit_of_20_in_8_passes_and_1_out_of_memory() -> None:
+    """Passes on fake tensors counted too."""
+    calls: list[int] = []
+    step = made(Network(calls, limit=20))
+    result = step(batch())
+    searched = calls[: -result.num_micro_batches]
+    assert len(searched) <= 8
+    assert sum(size > 20 for size in searched) == 1
+    assert 8 <= result.micro_batch_size <= 20
+    assert len(result.attempts) == 1
+    step(batch())
+    assert len(calls) == len(searched) + 2 * result.num_micro_batches  # searched once
+
+
+def test_a_search_leaves_model_optimizer_and_random_state_alone() -> None:
+    """The step ends, to the last bit, as the one of the same size that never searched."""
+    outcomes = []
+    size = 0
+    for search in (True, False):
+        torch.manual_seed(3)
+        model = Network([])
+        step = made(model, micro_batch_size="auto" if search else size)
+        result = step(batch())
+        size = result.micro_batch_size
+        moments = [value for state in step.optimizer.state.values() for value in state.values()]
+        outcomes.append([*model.state_dict().values(), *moments, torch.rand(5), torch.tensor(result.loss)])
+    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
+
+
+def test_a_search_that_fails_leaves_everything_alone() -> None:
+    model = Network([])
+    before = copy.deepcopy(model.state_dict())
+    step = made(model)
+    step.loss = lambda output, _: output.sum()  # no weight
+    state = torch.get_rng_state()
+    with pytest.raises(Exception, match="sum"):
+        step(batch())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not step.optimizer.state and all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_memory_limit_decides() -> None:
+    other = made(Network([]))
+    memory = MemoryModel(other._passes(), other.optimizer)
+    limit = math.ceil(memory.peak(largest_piece(batch(), 40, None), 40).peak_bytes / 0.95)
+    step = made(Network([]), memory_limit=limit)
+    result = step(batch())
+    assert step.choice is not None and step.choice.budget_source == "your limit"
+    assert result.micro_batch_size <= 40
+    assert step.choice.largest in (39, 40)
+    assert len(step.choice.probes) <= 8
+    assert all(probe.micro_batch_size <= step.choice.largest for probe in step.choice.probes)
+
+
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_predicted_peaks_are_those_of_a_real_step(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward beside the gradients of earlier pieces, and the update of the second step."""
+    monkeypatch.setattr("microbatch.training.safeguard.SMALL", 0)  # copies of small weights are not counted
+    model = Network([])
+    step = made(model, micro_batch_size=size)
+    x, y = batch(2 * size)
+    step((x, y))
+    held = [*model.parameters(), *model.buffers(), x, y]
+    held += [value for state in step.optimizer.state.values() for value in state.values()]
+    measured = measure_peak_bytes(lambda: step((x, y)), held=held)
+    predicted = MemoryModel(step._passes(), step.optimizer).peak((x[:size], y[:size]), size).peak_bytes
+    allowed = 0.05 * measured + bytes_of([x, y]) + bytes_of(model.buffers())  # the whole batch, and the snapshot
+    assert predicted <= measured * 1.05
+    assert measured - predicted <= allowed
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "padded"])
+def test_the_longest_sample_comes_first(kind: str) -> None:
+    ragged = [torch.ones(length, WIDTH) for length in (3, 1, 9, 2, 9, 4)]
+    whole: Any = {"list": ragged, "dict": {"x": ragged, "y": torch.zeros(6)}, "padded": torch.ones(6, 9)}[kind]
+    piece = largest_piece(whole, 2, True if kind == "list" else None)
+    lengths = [len(x) for x in (piece["x"] if kind == "dict" else piece)]
+    assert len(lengths) == 2
+    assert 9 in lengths and (kind != "list" or lengths == [9, 9])
+
+
+def test_no_size_is_compiled_for_a_try() -> None:
+    graphs: list[int] = []
+
+    def backend(graph: Any, example: list[Any]) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+    step = made(torch.compile(model, backend=backend))  # type: ignore[arg-type]
+    result = step(batch())
+    assert step.choice is not None and len({probe.micro_batch_size for probe in step.choice.probes}) > 1
+    assert len(graphs) <= (1 if ITEMS % result.micro_batch_size == 0 else 2)
+
+
+def test_a_model_that_fakes_cannot_run_is_searched_by_running() -> None:
+    class Deciding(Network):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2 if float(x.sum()) > 0 else 1)
+
+    step = made(Deciding([], limit=20))
+    result = step(batch())
+    assert step.choice is not None and step.choice.predicted == ()
+    assert sum(probe.seconds is None for probe in step.choice.probes) <= 1
+    assert result.micro_batch_size <= 16 and len(result.attempts) == 1
+
+
+PROFILE = Profile(
+    mode="training",
+    points=tuple(
+        Point(batch_size=b, samples=(t, t * 1.1, t))
+        for b, t in [(1, 2.0), (8, 3.0), (16, 4.0), (32, 9.0), (64, 18.0), (256, 60.0)]
+    ),
+    memory=MemoryCurve(fixed_bytes=100, bytes_per_item=10, limit_bytes=2000, limit_source="", margin=0.0),
+)
+
+
+@pytest.mark.parametrize(("limit", "size"), [(None, 16), (200, 8)])
+def test_a_profile_decides_without_a_pass(limit: int | None, size: int) -> None:
+    calls: list[int] = []
+    result = made(Network(calls), profile=PROFILE, memory_limit=limit)(batch())
+    assert result.micro_batch_size == size
+    assert len(calls) == result.num_micro_batches
+
+
+def test_a_profile_of_inference_is_refused() -> None:
+    with pytest.raises(InvalidProfile, match="one of inference"):
+        made(Network([]), profile=Profile(points=PROFILE.points))(batch())
