@@ -10,9 +10,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from microbatch.batch.exactness import ExactnessReport
+    from microbatch.batch.independence import check_independence
     from microbatch.curves.explanation import Explanation
     from microbatch.curves.profile import Profile
     from microbatch.errors import (
+        DoesNotFit,
         ImplausibleResult,
         InvalidBatch,
         InvalidBatchSizes,
@@ -43,6 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchSizes",
     "DeviceSpec",
+    "DoesNotFit",
+    "ExactnessReport",
     "Explanation",
     "ImplausibleResult",
     "InvalidBatch",
@@ -61,6 +66,7 @@ __all__ = [
     "TooNoisy",
     "TrainStep",
     "UserError",
+    "check_independence",
     "compare",
     "explain",
     "predict",
@@ -72,6 +78,8 @@ __all__ = [
 _HOMES = {
     "BatchSizes": "microbatch.sizes",
     "DeviceSpec": "microbatch.hardware.device_spec",
+    "DoesNotFit": "microbatch.errors",
+    "ExactnessReport": "microbatch.batch.exactness",
     "Explanation": "microbatch.curves.explanation",
     "ImplausibleResult": "microbatch.errors",
     "InvalidBatch": "microbatch.errors",
@@ -90,6 +98,7 @@ _HOMES = {
     "TooNoisy": "microbatch.errors",
     "TrainStep": "microbatch.training.step",
     "UserError": "microbatch.errors",
+    "check_independence": "microbatch.batch.independence",
     "compare": "microbatch.profiling.compare",
     "explain": "microbatch.profiling.explain",
     "predict": "microbatch.profiling.predict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from microbatch.batch.exactness import ExactnessReport
 from microbatch.curves.explanation import Explanation
 from microbatch.notebook import notebook_form
 
@@ -9,5 +10,12 @@ from microbatch.notebook import notebook_form
 @notebook_form.register
 def _(result: Explanation) -> str:
     from microbatch.reporting.page import to_notebook
+
+    return to_notebook(result)
+
+
+@notebook_form.register
+def _(result: ExactnessReport) -> str:
+    from microbatch.reporting.exactness import to_notebook
 
     return to_notebook(result)

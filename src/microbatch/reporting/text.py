@@ -10,7 +10,7 @@ from microbatch.curves.explanation import Explanation
 from microbatch.curves.profile import Profile
 from microbatch.errors import InvalidSettings
 from microbatch.hardware.device_spec import DeviceSpec
-from microbatch.reporting import prediction_wording, wording, zone_wording
+from microbatch.reporting import exactness, prediction_wording, wording, zone_wording
 from microbatch.reporting.table import Table
 from microbatch.reporting.tables import tables
 from microbatch.units import DTYPE_BYTES, format_bytes, format_number, format_percent, format_rate, format_seconds
@@ -26,7 +26,7 @@ def to_text(result: object) -> str:
     """The result as lines of text, without colour and without a newline at the end.
 
     Args:
-        result: an Explanation, a Comparison, a Profile or a DeviceSpec.
+        result: an Explanation, a Comparison, a Profile, a DeviceSpec or an ExactnessReport.
 
     Raises:
         InvalidSettings: the result has no form as text.
@@ -163,5 +163,6 @@ _FORMS: dict[str, Callable[[Any], Iterable[str]]] = {
     "Comparison": _comparison,
     "Profile": _profile,
     "DeviceSpec": _device,
+    "ExactnessReport": exactness.lines,
 }
 """Forms by the name of the class, so that showing a device does not load what compares profiles."""
