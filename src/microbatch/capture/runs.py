@@ -47,6 +47,7 @@ class Runs:
     blocks: list[Block] = field(default_factory=list)
     experts: list[tuple[nn.Module, Rule]] = field(default_factory=list)
     seen: dict[Size, list[Record]] = field(default_factory=dict)
+    held: dict[Size, int] = field(default_factory=dict)
 
     @contextmanager
     def without_data(self) -> Iterator[None]:
@@ -79,7 +80,9 @@ class Runs:
         return self.seen[size]
 
     def _run(self, size: Size, *, repeated: bool) -> list[Record]:
-        args, kwargs = self._faker().anything(self._example(size))
+        faker = self._faker()
+        args, kwargs = faker.anything(self._example(size))
+        self.held[size] = _held_bytes(faker.tensors())
         weights = [number for twin in self.twins.values() if (number := storage_of(twin)) is not None]
         training = self.mode == "training"
         with (
@@ -108,18 +111,23 @@ class Runs:
 
     def cache(self, claim: Claim) -> Polynomial:
         """Bytes of the keys and values in the example: its floating-point tensors of three dimensions or more."""
-        held = [self._cache_bytes(size) for size in claim.sizes]
+        held = [self._held_at(size) for size in claim.sizes]
         fitted = interpolation(claim.batches, claim.sequences)(held[:-1])
         if not agrees(fitted, claim.check, held[-1]):
             logger.warning("The cache in the example of %s is no polynomial of the batch.", type(self.model).__name__)
         return fitted
 
-    def _cache_bytes(self, size: Size) -> int:
-        faker = self._faker()
-        faker.anything(self._example(size))
-        return sum(
-            distinct_bytes(tensor) for tensor in faker.tensors() if tensor.dim() > 2 and tensor.dtype.is_floating_point
-        )
+    def _held_at(self, size: Size) -> int:
+        if size not in self.held:
+            faker = self._faker()
+            faker.anything(self._example(size))
+            self.held[size] = _held_bytes(faker.tensors())
+        return self.held[size]
+
+
+def _held_bytes(tensors: list[Tensor]) -> int:
+    """Of the floating-point tensors of three dimensions or more: in a decode step's example, keys and values."""
+    return sum(distinct_bytes(tensor) for tensor in tensors if tensor.dim() > 2 and tensor.dtype.is_floating_point)
 
 
 def _named(model: nn.Module, reason: DependsOnData) -> InvalidModel:

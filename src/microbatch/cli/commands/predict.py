@@ -10,6 +10,7 @@ import click
 from microbatch.cli.options import BYTES, as_json_option, objective_options, out_option, parse_lengths, reader
 from microbatch.cli.output import answer, check_outputs
 from microbatch.cli.progress import measuring
+from microbatch.cli.quick import without_collecting
 
 if TYPE_CHECKING:
     from microbatch.curves.explanation import Explanation
@@ -79,7 +80,7 @@ def command(
     from microbatch.profiling.predict import predict
 
     measured = load_profile(beside) if beside else None
-    with measuring():
+    with measuring(), without_collecting():
         profile = predict(
             model, device, mode=mode, dtype=dtype, weights_dtype=weights_dtype, sequence=lengths,
             launches=launches, max_batch_size=max_batch, memory_limit=memory_limit, optimizer=optimizer,
