@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Dropout(0.1), nn.Linear(1024, 512))
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 64))
 
 
 def feed() -> nn.Module:
@@ -40,13 +40,13 @@ def feed() -> nn.Module:
 
 
 def conv() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1))
+    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 4, 3, padding=1))
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype | None]] = {
-    "mlp": (mlp, (256, 512), None),
-    "conv": (conv, (3, 96, 96), None),
-    "attention": (Attention, (192, 64), None),
+    "mlp": (mlp, (512, 64), None),
+    "conv": (conv, (3, 64, 64), None),
+    "attention": (Attention, (128, 64), None),
     "bf16": (feed, (512, 32), torch.bfloat16),
 }
 """Model, shape of an item, dtype of autocast."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from microbatch.curves.profile import MemoryCurve, Point, Profile
-from microbatch.errors import InvalidProfile
+from microbatch.errors import DoesNotFit, InvalidProfile
 from microbatch.measure.memory import measure_peak_bytes
 from microbatch.measure.storages import bytes_of
 from microbatch.training.memory_model import MemoryModel, largest_piece
@@ -127,6 +129,51 @@ def test_predicted_peaks_are_those_of_a_real_step(size: int, monkeypatch: pytest
     allowed = 0.05 * measured + bytes_of([x, y]) + bytes_of(model.buffers())  # the whole batch, and the snapshot
     assert predicted <= measured * 1.05
     assert measured - predicted <= allowed
+
+
+def test_one_item_that_does_not_fit_says_what_fills_the_memory() -> None:
+    class Full(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, 1000)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not isinstance(x, FakeTensor):
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes.")
+            result: Tensor = self.layer(x)
+            return result
+
+    model = Full()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(DoesNotFit) as caught:
+        made(model, micro_batch_size=4)(batch(8))
+    text = str(caught.value)
+    assert "forward with one item alone of 8 (tried 4, 2, 1; CPU allocator" in text
+    for part in ("weights 260 kB", "gradients 260 kB", "optimizer 520 kB", "activations of one item"):
+        assert part in text
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def squares(output: Tensor, _: Tensor) -> tuple[Tensor, int]:
+    return output.square().sum(), len(output)
+
+
+def test_activations_of_a_piece_are_its_share() -> None:
+    """At 16 of 128: at most an eighth of the whole batch's, and 5 %."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 3))
+    x, _ = batch()
+    x = x[:, None].repeat(1, 64, 1)
+    gradients = sum(parameter.nbytes for parameter in model.parameters())
+    optimizer = torch.optim.SGD(model.parameters())
+    peaks = {}
+    for size in (16, ITEMS):
+        step = TrainStep(
+            model, optimizer, lambda output, _: (output.square().sum(), len(output)), micro_batch_size=size
+        )
+        step.accumulate(x)
+        optimizer.zero_grad()
+        peaks[size] = measure_peak_bytes(partial(step.accumulate, x)) - gradients
+    assert peaks[16] <= peaks[ITEMS] / 8 * 1.05, peaks
 
 
 @pytest.mark.parametrize("kind", ["list", "dict", "padded"])

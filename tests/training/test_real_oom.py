@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOM = {"mlp": "1e8", "conv": "1e8", "attention": "1e8", "bf16": "6e7"}
+ROOM = {"mlp": "6e7", "conv": "5e7", "attention": "5e7", "bf16": "6e7"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")

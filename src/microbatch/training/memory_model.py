@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 from microbatch.batch.example import map_tensors, tensors_in
 from microbatch.batch.split import batch_size_of, split
 from microbatch.measure.memory import Prediction, Predictor, Running
+from microbatch.measure.storages import bytes_of
 from microbatch.training import gradients
 from microbatch.training.passes import Passes, call, device_of
+from microbatch.units import format_bytes
 
 
 class MemoryModel:
@@ -85,10 +87,28 @@ def largest_piece(batch: Any, size: int, list_of_samples: bool | None) -> Any:
     return next(piece for index, piece in enumerate(pieces) if index == (1 if start else 0))
 
 
-def state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the state that the optimizer has now."""
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    return sum(value.nbytes for value in states if isinstance(value, Tensor))
+def contents(passes: Passes, optimizer: Optimizer, batch: Any) -> str:
+    """What fills the memory of a step in pieces of one item, in words; called when that does not fit."""
+    piece = largest_piece(batch, 1, passes.list_of_samples)
+    try:
+        parts = MemoryModel(passes, optimizer).peak(piece, 1).parts
+    except Exception:  # a model that cannot run on fake tensors, or has just run out of memory: say what is known
+        parts = _parts_now(passes.model, optimizer)
+    names = {"activations": "activations of one item", "example": "the item itself"}
+    listed = ", ".join(f"{names.get(name, name)} {format_bytes(count)}" for name, count in parts.items() if count)
+    return f"A step of one item needs {format_bytes(sum(parts.values()))}: {listed}."
+
+
+def _parts_now(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+    """All but activations; the optimizer's state as far as it exists."""
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return {
+        "weights": bytes_of(model.parameters()),
+        "gradients": sum(parameter.nbytes for parameter in trained),
+        "optimizer": bytes_of(states),
+        "buffers": bytes_of(model.buffers()),
+    }
 
 
 def _elements(sample: Any) -> int:

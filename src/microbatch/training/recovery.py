@@ -41,6 +41,7 @@ class Recovery:
         undo: Callable[[], None],
         device: torch.device,
         alone: bool,
+        contents: Callable[[], str] = str,
     ) -> tuple[T, tuple[Attempt, ...]]:
         """See `run_with_retry`; starts at the size wanted, or at what memory allowed last."""
         wanted = min(wanted, batch_size)
@@ -55,7 +56,9 @@ class Recovery:
                     "Load the last checkpoint; free memory, or use an optimizer with less state.",
                 )
 
-        done, tries = run_with_retry(attempt, size, batch_size=batch_size, undo=undo_all, device=device, alone=alone)
+        done, tries = run_with_retry(
+            attempt, size, batch_size=batch_size, undo=undo_all, device=device, alone=alone, contents=contents
+        )
         if len(tries) > 1:
             self.limit = self.limit.after_failure(tries[-1].micro_batch_size)
         else:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from microbatch.batch.oom import drop_frames, out_of_memory_rule, release
-from microbatch.errors import DoesNotFit, MicrobatchError
+from microbatch.errors import DoesNotFit, MicrobatchError, RankOutOfMemory
 from microbatch.training.phase import OPTIMIZER, phase_of
 from microbatch.training.result import Attempt
 from microbatch.training.size_limit import smaller
@@ -44,6 +44,7 @@ def run_with_retry(
     undo: Callable[[], None],
     device: torch.device,
     alone: bool = True,
+    contents: Callable[[], str] = str,
 ) -> tuple[T, tuple[Attempt, ...]]:
     """The result of the first try that fits, and every try.
 
@@ -55,6 +56,7 @@ def run_with_retry(
         device: whose memory is given back.
         alone: no other rank waits for this one. Otherwise what ran out after the gradients were exchanged is not done
             again: the others would not take part.
+        contents: says what fills the memory, for the error.
 
     Raises:
         DoesNotFit: pieces cannot be smaller, or smaller pieces cannot help.
@@ -71,7 +73,7 @@ def run_with_retry(
         tries.append(_noted(size, failure))
         following = _next_size(batch_size, tries, alone=alone)
         if following is None:
-            raise DoesNotFit(_what_failed(batch_size, tries, failure), _remedy(tries))
+            raise DoesNotFit(f"{_what_failed(batch_size, tries, failure)} {contents()}".strip(), _remedy(tries))
         logger.warning(
             "Out of memory in %s at micro-batch size %d of %d (%s: %s); the step is done again at %d.",
             failure.phase, size, batch_size, failure.rule, failure.text, following,
@@ -89,7 +91,8 @@ def _tried(attempt: Callable[[int], T], size: int) -> tuple[tuple[T] | None, _Fa
         return (attempt(size),), None
     except Exception as error:
         rule = out_of_memory_rule(error)
-        if rule is None or isinstance(error, MicrobatchError):  # said in full already, by us or by another rank
+        said = isinstance(error, MicrobatchError) and not isinstance(error, RankOutOfMemory)
+        if rule is None or said:  # said in full already, by us or by another rank
             raise
         failure = _Failure(phase_of(error), rule, str(error).strip().split("\n")[0][:200] or type(error).__name__)
         drop_frames(error)
