@@ -70,6 +70,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sibling.py").write_text("WIDTH = 4\n")
     (tmp_path / "raises.py").write_text("raise KeyError('left out')\n")
     (tmp_path / "checkpoint.pt").write_bytes(b"\x80\x04.")
+    (tmp_path / "renamed.txt").write_bytes(b"\x80\x04.")
+    (tmp_path / "renamed.pt2").write_bytes(b"\x80\x02}.")
+    torch.save({}, tmp_path / "saved.safetensors")
+    (tmp_path / "notes.txt").write_text("notes")
     (tmp_path / "archive.pt2").write_bytes(b"PK")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "weights").mkdir()
@@ -135,10 +139,13 @@ def test_unknown_dtype_names_the_nearest() -> None:
         ("good_model.py", ("good_model.py:callable",)),
         ("checkpoint.pt", ("pickle", "any code")),
         ("other.pth", ("pickle",)),
-        ("archive.pt2", ("torch.export", "not supported yet", "mlp")),
-        ("torchvision:resnet18", ("torchvision", "not supported yet", "file.py:callable")),
-        ("timm:vit", ("timm", "not supported yet")),
-        ("model.gguf", ("GGUF", "not supported yet")),
+        ("renamed.txt", ("pickle", "any code")),
+        ("renamed.pt2", ("pickle", "any code")),
+        ("saved.safetensors", ("pickle", "any code")),
+        ("archive.pt2", ("no whole torch.export archive", "torch.export.save")),
+        ("missing.pt2", ("no file 'missing.pt2'",)),
+        ("model.gguf", ("GGUF", "microbatch convert model.gguf model")),
+        ("notes.txt", ("file of no form", "file.py:callable")),
         ("weights", ("folder weights", "no config.json")),
         ("mpl:depth=8", ("mpl", "mlp")),
         ("", ("no model ''",)),

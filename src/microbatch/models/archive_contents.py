@@ -56,6 +56,9 @@ def read_archive(path: Path) -> Contents:
 
 
 def _checked(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
+    entries = archive.infolist()
+    if not entries or min(entry.header_offset for entry in entries) != 0:
+        raise zipfile.BadZipFile("it is cut off")
     inner = {name.partition("/")[2]: name for name in archive.namelist()}
     if any(name.startswith("data/aotinductor/") for name in inner):
         raise _refusal(path, "compiled code, which would run on this machine")

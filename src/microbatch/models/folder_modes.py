@@ -90,7 +90,8 @@ def last_token_only(model: Any) -> dict[str, object]:
 def next_token_loss(output: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each token given those before it: its sum, and the number of predicted tokens."""
     targets = batch["input_ids"][:, 1:].flatten()
-    logits = output.logits[:, :-1].flatten(0, 1).float()
+    logits = output.logits[:, :-1].flatten(0, 1)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     return functional.cross_entropy(logits, targets, reduction="sum"), torch.tensor(targets.numel())
 
 

@@ -108,7 +108,7 @@ def _without_weights(kind: Any, config: Any, dtype: torch.dtype, device: str) ->
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return kind(config)
+            return kind(config).to(device)  # weight normalisation and its like leave parts behind
     finally:
         torch.set_default_dtype(before)
 
@@ -181,7 +181,12 @@ def _attempt(failed: str, run: Callable[[], Result]) -> Result:
     try:
         return run()
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
         raise InvalidModel(
-            f"{failed}: {type(error).__name__}: {lines[0]}", "Check config.json against the model's own."
+            f"{failed}: {type(error).__name__}: {_in_a_line(error)}.", "Check config.json against the model's own."
         ) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    """The first line of what an exception says, and the next one where that only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return (f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]).rstrip(".")

@@ -44,7 +44,11 @@ def _holds_pickle(path: Path) -> bool:
         return False
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(name.count("/") == 1 and name.endswith("/data.pkl") for name in archive.namelist())
+            entries = archive.infolist()
+            # A cut-off archive ends with one that it holds; such a zip does not begin where the file does.
+            whole = bool(entries) and min(entry.header_offset for entry in entries) == 0
+            names = archive.namelist()
+            return whole and any(name.count("/") == 1 and name.endswith("/data.pkl") for name in names)
     except zipfile.BadZipFile:
         return False
 
