@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -26,7 +28,7 @@ def widen(parameters: Iterable[nn.Parameter]) -> None:
     in the weights' dtype, as the gradient of a whole batch is.
     """
     for parameter in parameters:
-        if parameter.dtype in _NARROW:
+        if parameter.dtype in _NARROW and not isinstance(parameter, DTensor):  # FSDP2 has its own reduce_dtype
             parameter.grad_dtype = torch.float32
 
 
@@ -69,9 +71,16 @@ def scale_and_clip(parameters: Sequence[nn.Parameter], factor: float, max_norm: 
 
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """2-norm of all gradients together."""
+    """2-norm of all gradients together, over all shards of those that are sharded."""
     gradients = [g.coalesce().values() if g.is_sparse else g for g in _gradients(parameters)]
-    return get_total_norm(gradients)
+    sharded: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+        sharded.setdefault(mesh, []).append(gradient)
+    if not sharded.keys() - {None}:
+        return get_total_norm(gradients)
+    norms = [get_total_norm(some) for some in sharded.values()]
+    return get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

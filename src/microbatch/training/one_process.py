@@ -2,35 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 from torch import nn
 
+from microbatch.sizes import BatchSizes
 from microbatch.training.normalise import Total
 
 
-class OneProcess:
-    """The only process.
+class Ranks(Protocol):
+    """The processes that share a step.
 
-    A step calls, in this order: `piece` around the forward and backward of each piece, `reduce_weights` once when
-    its own pieces are done (or before them, when the weights are known), `reduce_gradients` once before the update.
+    A step calls, in this order: `together` around everything; at each try `agree`; `idle_pieces` and `piece` around
+    the forward and backward of each piece; `meet` when its own pieces are done (or before them, when the weights are
+    known); `reduce_gradients` once before the update.
 
     Attributes:
         alone: whether the process's own weights are the global ones; a single piece then needs no scaling.
+        retries_alone: whether a rank may redo its pieces without the others.
         always_backward: whether a piece without weight must run backward nevertheless, since other ranks wait for it.
+        forward_only: whether pieces may run forward without backward.
+        divisor: what every rank divides its sums by while the weights are not known; None for each its own.
+        sent_bytes: bytes that this rank has sent in this step, see `microbatch.training.meeting.Traffic`.
+        calls: collectives of this step.
     """
 
-    alone = True
-    always_backward = False
+    @property
+    def alone(self) -> bool: ...
+    @property
+    def retries_alone(self) -> bool: ...
+    @property
+    def always_backward(self) -> bool: ...
+    @property
+    def forward_only(self) -> bool: ...
+    @property
+    def divisor(self) -> float | None: ...
+    @property
+    def sent_bytes(self) -> int: ...
+    @property
+    def calls(self) -> int: ...
 
-    def piece(self, index: int, number: int) -> AbstractContextManager[object]:  # noqa: ARG002 - for other ranks
+    def together(self) -> AbstractContextManager[object]:
+        """Around a step: an error of one rank is raised on every rank."""
+
+    def agree(self, batch: Any, sizes: BatchSizes, list_of_samples: bool | None) -> BatchSizes:
+        """A try begins at these sizes, or at those that all ranks can use."""
+
+    def idle_pieces(self, *, before: bool) -> Iterator[Any]:
+        """Pieces to run without weight before or after the rank's own, since other ranks run some."""
+
+    def piece(self, index: int, number: int) -> AbstractContextManager[object]:
         """Entered around forward and backward of piece `index` of `number`."""
-        return nullcontext()
 
-    def reduce_weights(self, totals: dict[str, Total]) -> dict[str, Total]:
-        """Sums and weights over all ranks; every rank gets the same."""
-        return totals
+    def meet(self, totals: dict[str, Total], divisor: float | None) -> tuple[dict[str, Total], float | None]:
+        """Sums and weights over all ranks, and the common number that their sums count as divided by."""
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up over all ranks the gradients in ``.grad``, each the sum over the rank's own pieces."""
+
+
+class OneProcess:
+    """The only process."""
+
+    alone = True
+    retries_alone = True
+    always_backward = False
+    forward_only = True
+    divisor: float | None = None
+    sent_bytes = 0
+    calls = 0
+
+    def together(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def agree(self, batch: Any, sizes: BatchSizes, list_of_samples: bool | None) -> BatchSizes:  # noqa: ARG002
+        return sizes
+
+    def idle_pieces(self, *, before: bool) -> Iterator[Any]:  # noqa: ARG002
+        return iter(())
+
+    def piece(self, index: int, number: int) -> AbstractContextManager[object]:  # noqa: ARG002
+        return nullcontext()
+
+    def meet(self, totals: dict[str, Total], divisor: float | None) -> tuple[dict[str, Total], float | None]:
+        return totals, divisor
+
+    def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Nothing to add."""

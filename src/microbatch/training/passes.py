@@ -16,7 +16,8 @@ from microbatch.batch.split import split, to_device
 from microbatch.errors import InvalidModel
 from microbatch.sizes import BatchSizes
 from microbatch.training.normalise import Loss, Pair, Tally, Total, pairs_of, power_of_two
-from microbatch.training.one_process import OneProcess
+from microbatch.training.one_process import Ranks
+from microbatch.training.phase import BACKWARD, FORWARD, during
 
 Forward = Callable[[nn.Module, Any], Any]
 """``forward(model, batch) -> output``."""
@@ -41,7 +42,7 @@ class Passes:
     forward: Forward | None
     autocast: torch.dtype | None
     scaler: GradScaler | None
-    ranks: OneProcess
+    ranks: Ranks
     list_of_samples: bool | None
 
     def run(
@@ -61,19 +62,23 @@ class Passes:
             InvalidModel: no piece's loss depends on a parameter that is trained.
         """
         tally, divisor, trained = Tally(), None, False
+        self._idle(before=True)
         pieces = self._pieces(batch, sizes)
         for index in range(sizes.num_micro_batches):
             piece = next(pieces)  # enumerate(pieces) would hold it while the next one is moved
             with self.ranks.piece(index, sizes.num_micro_batches):
-                pairs = self._pairs(piece)
+                with during(FORWARD):
+                    pairs = self._pairs(piece)
                 tally.add(pairs)
                 if weights is None and sizes.num_micro_batches == 1 and self.ranks.alone:
                     weights = {name: pair.weight for name, pair in pairs.items()}
                 if weights is None and divisor is None:
-                    divisor = _guess(pairs, sizes)
-                trained |= self._backward(pairs, weights, divisor)
+                    divisor = self.ranks.divisor or _guess(pairs, sizes)
+                with during(BACKWARD):
+                    trained |= self._backward(pairs, weights, divisor)
             del pairs, piece
-        totals = self.ranks.reduce_weights(tally.totals())
+        self._idle(before=False)
+        totals, divisor = self.ranks.meet(tally.totals(), divisor)
         if not trained and self.ranks.alone and any(total.weight for total in totals.values()):
             raise InvalidModel("The loss depends on no parameter that is trained.", "Unfreeze one, or change the loss.")
         return totals, divisor
@@ -84,10 +89,24 @@ class Passes:
         with torch.no_grad():
             for piece in self._pieces(batch, sizes):
                 tally.add(self._pairs(piece))
-        return {name: total.weight for name, total in self.ranks.reduce_weights(tally.totals()).items()}
+        return {name: total.weight for name, total in self.ranks.meet(tally.totals(), None)[0].items()}
+
+    def probe(self, piece: Any) -> None:
+        """Forward and backward of one piece alone, with or without weight; the gradients mean nothing."""
+        with self.ranks.piece(0, 2):
+            pairs = self._pairs(to_device(piece, device_of(self.model)))
+            torch.autograd.backward([pair.sum for pair in pairs.values() if pair.sum.requires_grad])
+
+    def _idle(self, *, before: bool) -> None:
+        """Forward of pieces that only keep other ranks company; they have no weight."""
+        for piece in self.ranks.idle_pieces(before=before):
+            with self.ranks.piece(0, 1):
+                self._pairs(to_device(piece, device_of(self.model)))
 
     def _pieces(self, batch: Any, sizes: BatchSizes) -> Iterator[Any]:
         device = device_of(self.model)
+        if not sizes.num_micro_batches:  # a rank without data
+            return
         for piece in split(batch, sizes.pieces, list_of_samples=self.list_of_samples):
             yield to_device(piece, device)
 

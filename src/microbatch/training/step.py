@@ -16,8 +16,10 @@ from microbatch.batch.split import batch_size_of, is_list_of_samples
 from microbatch.errors import InvalidModel
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
+from microbatch.training.distributed import is_empty, ranks_of
+from microbatch.training.memory_model import contents
+from microbatch.training.micro_batch_size import Choice, choose, from_profile
 from microbatch.training.normalise import ONLY, Loss, Total, check_weights, common_weight, loss_of
-from microbatch.training.one_process import OneProcess
 from microbatch.training.passes import Forward, Passes, device_of
 from microbatch.training.phase import REDUCTION, during
 from microbatch.training.recovery import Recovery
@@ -108,8 +110,9 @@ class TrainStep:
         self.forward, self.weight, self.autocast = forward, weight, autocast
         self.micro_batch_size, self.max_norm = micro_batch_size, max_norm
         self.profile, self.memory_limit, self.process_group = profile, memory_limit, process_group
-        self._ranks = OneProcess()
+        self._ranks = ranks_of(model, optimizer, process_group, device_of(model))
         self._recovery = Recovery()
+        self.choice: Choice | None = None
         self._list_of_samples = list_of_samples
         self._weights_differ = False
 
@@ -140,12 +143,16 @@ class TrainStep:
 
         Each try begins from a clean start; on an error all is as before.
         """
+        with self._ranks.together():
+            return self._tried(batch, finish)
+
+    def _tried(self, batch: Any, finish: Callable[[Accumulated], T]) -> tuple[Accumulated, T]:
         batch_size = self._size_of(batch)
         self._trained()
         start = Snapshot.take(self.model, device_of(self.model))
 
         def attempt(micro_batch_size: int) -> tuple[Accumulated, T]:
-            sizes = BatchSizes.of(global_batch_size=batch_size, micro_batch_size=micro_batch_size)
+            sizes = self._ranks.agree(batch, _sizes(batch_size, micro_batch_size), self._list_of_samples)
             done = self._attempt(batch, sizes, start)
             with during(REDUCTION):
                 self._ranks.reduce_gradients(self._trained())
@@ -154,11 +161,12 @@ class TrainStep:
         try:
             (done, finished), attempts = self._recovery.run(
                 attempt,
-                self._first_size(batch_size),
-                batch_size=batch_size,
+                self._first_size(batch, batch_size, start),
+                batch_size=max(batch_size, 1),
                 undo=lambda: self._undo(start),
                 device=device_of(self.model),
                 alone=self._ranks.alone,
+                contents=lambda: contents(self._passes(), self.optimizer, batch),
             )
         except BaseException:
             self._undo(start)
@@ -186,7 +194,8 @@ class TrainStep:
     def _attempt(self, batch: Any, sizes: BatchSizes, start: Snapshot) -> Accumulated:
         """One try at one size; the caller restores `start` before another."""
         passes, weights = self._passes(), self._weights_of(batch)
-        if weights is None and self._weights_differ and sizes.num_micro_batches > 1:
+        shared = sizes.num_micro_batches > 1 or not self._ranks.alone
+        if weights is None and self._weights_differ and shared and self._ranks.forward_only:
             weights = passes.weights(batch, sizes)
             start.restore()
         self._empty_gradients(sizes)
@@ -226,16 +235,16 @@ class TrainStep:
     def _weights_of(self, batch: Any) -> dict[str, float] | None:
         if self.weight is None:
             return None
-        weights = self.weight(batch)
+        weights = {} if is_empty(batch) else self.weight(batch)
         named = weights if isinstance(weights, Mapping) else {ONLY: weights}
-        totals = self._ranks.reduce_weights({name: Total(0.0, float(value)) for name, value in named.items()})
+        totals, _ = self._ranks.meet({name: Total(0.0, float(value)) for name, value in named.items()}, None)
         return {name: total.weight for name, total in totals.items()}
 
     def _result(self, done: Accumulated, memory: Any, norm: float | None, skipped: str | None) -> StepResult:
         return StepResult(
             loss=loss_of(done.totals),
             losses={name: total.loss for name, total in done.totals.items()},
-            weight=next(iter(done.totals.values())).weight,
+            weight=next((total.weight for total in done.totals.values()), 0.0),
             weights={name: total.weight for name, total in done.totals.items()},
             batch_size=done.sizes.global_batch_size,
             micro_batch_size=done.sizes.micro_batch_size,
@@ -244,18 +253,33 @@ class TrainStep:
             peak_bytes=None if memory is None else memory.max_memory_allocated(device_of(self.model)),
             grad_norm=norm,
             skipped=skipped,
+            sent_bytes=self._ranks.sent_bytes,
+            communication_calls=self._ranks.calls,
         )
 
     def _empty_gradients(self, sizes: BatchSizes) -> None:
         gradients.clear(self._all_parameters())
-        if sizes.num_micro_batches > 1:
+        if sizes.num_micro_batches > 1 or not self._ranks.alone:
             gradients.widen(self._trained())
 
-    def _first_size(self, batch_size: int) -> int:
+    def _first_size(self, batch: Any, batch_size: int, start: Snapshot) -> int:
         """The size to try first."""
-        return batch_size if isinstance(self.micro_batch_size, str) else self.micro_batch_size
+        if not isinstance(self.micro_batch_size, str):
+            return self.micro_batch_size
+        if self.choice is None and batch_size and self._ranks.retries_alone:
+            self.choice = self._choose(batch, batch_size)
+            self._undo(start)
+        return max(batch_size, 1) if self.choice is None else self.choice.micro_batch_size
+
+    def _choose(self, batch: Any, batch_size: int) -> Choice:
+        """What ``"auto"`` is, see `microbatch.training.micro_batch_size`."""
+        if self.profile is not None:
+            return from_profile(self.profile, batch_size, self.memory_limit)
+        return choose(self._passes(), self.optimizer, batch, batch_size, self.memory_limit)
 
     def _size_of(self, batch: Any) -> int:
+        if not self._ranks.alone and is_empty(batch):
+            return 0
         size = batch_size_of(batch, list_of_samples=self._list_of_samples)
         if self._list_of_samples is None:
             self._list_of_samples = is_list_of_samples(batch)  # later batches are read as this one
@@ -272,6 +296,12 @@ class TrainStep:
     def _all_parameters(self) -> list[nn.Parameter]:
         own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         return [*self.model.parameters(), *own]
+
+
+def _sizes(batch_size: int, micro_batch_size: int) -> BatchSizes:
+    if not batch_size:  # a rank without data
+        return BatchSizes(0, micro_batch_size, 0)
+    return BatchSizes.of(global_batch_size=batch_size, micro_batch_size=micro_batch_size)
 
 
 def _allocator(device: torch.device) -> Any:
