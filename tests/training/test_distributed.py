@@ -1,0 +1,152 @@
+"""Ranks that share a step equal one process: real processes on gloo, one group per number of ranks.
+
+Each group is started once and runs whole tables (`ranks.py`); the tests read what each rank found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from microbatch.training.meeting import MEETING_BYTES
+
+ROOT = Path(__file__).parents[2]
+REPLICATED = ("gradients", "recoveries", "clipped", "unused", "skipped", "errors", "wire")
+SHARDED = ("gradients", "recoveries", "clipped", "skipped", "errors", "wire")
+TABLES = {
+    1: {"replicated": ("gradients", "skipped"), "sharded": ("gradients",)},
+    2: {"replicated": REPLICATED, "sharded": SHARDED},
+    3: {"replicated": ("gradients", "recoveries", "unused", "wire"), "sharded": ("wire", "gradients")},
+}
+"""What each number of ranks runs."""
+SECONDS = 200
+NO_HANG = 15  # the groups' own timeout is 60 s
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each rank of a group found, by table and case."""
+    world: int = request.param
+    folder = tmp_path_factory.mktemp(f"ranks{world}")
+    tables = [f"tests.training.{kind}_cases:{name}" for kind, names in TABLES[world].items() for name in names]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(world):
+        command = [sys.executable, "-m", "tests.training.ranks", str(rank), str(world), str(folder), *tables]
+        with (folder / f"said{rank}").open("w") as log:
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log))
+    try:
+        for process in processes:
+            process.wait(SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    said = [(folder / f"said{rank}").read_text() for rank in range(world)]
+    assert [process.returncode for process in processes] == [0] * world, said
+    found: Found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
+    for rank in found:
+        assert "error" not in rank, rank["error"]
+    return found
+
+
+def cases(ranks: Found, table: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Each case of a table with what every rank found; nothing for tables that the group did not run."""
+    for case in ranks[0].get(table, {}):
+        yield case, [rank[table][case] for rank in ranks]
+
+
+def test_gradients_of_replicas(ranks: Found) -> None:
+    for case, found in cases(ranks, "replicated:gradients"):
+        for one in found:
+            bound = 1e-13 if case.endswith("float64") else 4 * one["full"]
+            assert one["difference"] <= bound, case
+            assert one["loss"] <= (1e-13 if case.endswith("float64") else 1e-6), case
+            assert one["equal"], case
+
+
+def test_gradients_of_shards(ranks: Found) -> None:
+    for case, found in cases(ranks, "sharded:gradients"):
+        for one in found:
+            assert max(one["difference"], one["weights"], one["loss"]) <= 1e-13, case
+
+
+def test_a_replica_out_of_memory_redoes_its_pieces_alone(ranks: Found) -> None:
+    for case, found in cases(ranks, "replicated:recoveries"):
+        for one in found:
+            assert one["difference"] <= 1e-12 and one["equal"], case
+            assert one["seconds"] < 2, case
+        assert [one["attempts"] for one in found] == [1] * (len(found) - 1) + [2], case
+
+
+def test_shards_out_of_memory_take_a_smaller_size_together(ranks: Found) -> None:
+    for case, found in cases(ranks, "sharded:recoveries"):
+        for one in found:
+            assert one["difference"] <= 1e-12, case
+            assert one["seconds"] < NO_HANG, case
+            assert one["sizes"][-1] == 2 and len(one["sizes"]) == 2, case
+
+
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_clipping_by_the_norm_over_all_ranks(ranks: Found, kind: str) -> None:
+    for case, found in cases(ranks, f"{kind}:clipped"):
+        assert max(max(one["difference"], one["norm"]) for one in found) <= 1e-13, case
+
+
+def test_parameters_that_only_some_ranks_use(ranks: Found) -> None:
+    for case, found in cases(ranks, "replicated:unused"):
+        for one in found:
+            assert one["difference"] <= 1e-13 and one["untouched"] and one["equal"], case
+            assert one["gradients"] == (2 if len(found) == 1 else 4), case
+
+
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_a_batch_without_weight_is_skipped_on_all_ranks(ranks: Found, kind: str) -> None:
+    for _, found in cases(ranks, f"{kind}:skipped"):
+        expected = {"why": "the batch has no weight", "same": True, "weight": 0.0}
+        assert found == [expected] * len(found)
+
+
+EXPECTED = {"loss": "InvalidLoss", "batch": "InvalidBatch", "model": "ValueError", "fits not": "DoesNotFit"}
+
+
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_an_error_of_one_rank_is_raised_on_every_rank(ranks: Found, kind: str) -> None:
+    for case, found in cases(ranks, f"{kind}:errors"):
+        for one in found:
+            assert one["seconds"] < (2 if kind == "replicated" else NO_HANG) and one["same"], case
+            assert one["next"] is None or one["next"] <= 1e-12, case
+        what = case.removeprefix("error ")
+        own = EXPECTED.get(what, "InvalidModel" if what == "parameters" else "ValueError")
+        assert found[-1]["type"] == own, case
+        for one in found[:-1]:
+            assert one["type"] in (own, "RankFailed"), case
+            if one["type"] == "RankFailed":
+                assert f"Rank {len(found) - 1} of {len(found)} failed: {own}" in one["text"], case
+
+
+def test_replicas_send_the_same_for_any_number_of_pieces(ranks: Found) -> None:
+    for case, found in cases(ranks, "replicated:wire"):
+        world = len(found)
+        for one in found:
+            assert one["calls"] == one["counted"] == 2, case
+            assert one["pieces"] == int(case.split()[-1])
+            assert one["bytes"] == round((world - 1) / world * (2 * one["payload"] + world * MEETING_BYTES)), case
+
+
+def test_shards_send_what_the_formula_says(ranks: Found) -> None:
+    for case, found in cases(ranks, "sharded:wire"):
+        world = len(found)
+        for one in found:
+            assert one["calls"] == one["counted"], case
+            meetings = 2 * (world - 1) * MEETING_BYTES
+            assert one["bytes"] - meetings == pytest.approx(one["formula"], rel=0.01), case
