@@ -146,3 +146,27 @@ def test_an_unknown_model_is_one_line(sweep: Sweep, capsys: pytest.CaptureFixtur
     assert error["type"] == "InvalidModel"
     assert "mlp" in error["remedy"]
     assert sweep.calls == []
+
+
+@pytest.mark.parametrize(("mode", "name"), [("decode", "--context"), ("prefill", "--sequence")])
+def test_a_language_model_is_run_in_its_mode_at_its_length(mode: str, name: str, sweep: Sweep) -> None:
+    model = "decoder:depth=1,width=16,heads=2,kv_heads=1,vocabulary=32"
+    assert run(["profile", model, "--mode", mode, name, "24"]) == 0
+    call = sweep.calls[0]
+    assert (call["mode"], call["sequence"]) == (mode, 24)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("--context 5", "--context 5 needs --mode decode"),
+        ("--mode decode --context 5 --sequence 6", "say the same"),
+        ("--mode decode", "mlp has no mode 'decode'"),
+        ("--sequence 5", "no sequence whose length"),
+    ],
+)
+def test_lengths_and_modes_that_do_not_fit(
+    options: str, text: str, sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["profile", "mlp", *options.split()]) == 2
+    assert text in capsys.readouterr().err and not sweep.calls
