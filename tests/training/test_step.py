@@ -78,15 +78,17 @@ def test_hooks_are_called_as_in_a_loop_by_hand() -> None:
 def test_each_piece_moves_at_its_turn_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, events = tagger(), sequences(), list[str]()
     before = {name: value.clone() for name, value in batch.items()}
-    outputs: list[weakref.ref[Tensor]] = []
+    earlier: list[weakref.ref[Tensor]] = []
 
     def moved(piece: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         events.append(f"move {len(piece['tokens'])}")
-        assert all(output() is None for output in outputs)
-        return {name: value.clone() for name, value in piece.items()}
+        assert all(tensor() is None for tensor in earlier)
+        copied = {name: value.clone() for name, value in piece.items()}
+        earlier.extend(weakref.ref(value) for value in copied.values())
+        return copied
 
     monkeypatch.setattr(passes, "to_device", moved)
-    model.head.register_forward_hook(lambda module, args, output: outputs.append(weakref.ref(output)))
+    model.head.register_forward_hook(lambda module, args, output: earlier.append(weakref.ref(output)))
     model.head.weight.register_post_accumulate_grad_hook(lambda _: events.append("backward"))
     batch["targets"][:, 0] = 1
     TrainStep(model, SGD(model.parameters(), lr=0.1), by_token, forward=forward, micro_batch_size=SIZE)(batch)
