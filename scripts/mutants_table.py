@@ -365,7 +365,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "training/normalise.py",
         "training/test_exactness.py::test_gradients_in_float64",
         ("if pair.weight:  # a mean", "if True:  # a mean", "a piece without weight has no loss"),
-        ("return next(iter(weights)) if len(weights) == 1 else None", "return max(weights)", "each term has its weight"),
+        (
+            "return next(iter(weights)) if len(weights) == 1 else None",
+            "return max(weights)",
+            "each term has its weight",
+        ),
     ),
     *_rows(
         "training/normalise.py",
