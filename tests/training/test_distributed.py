@@ -54,8 +54,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     said = [(folder / f"said{rank}").read_text() for rank in range(world)]
     assert [process.returncode for process in processes] == [0] * world, said
     found: Found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
-    for rank in found:
-        assert "error" not in rank, rank["error"]
+    for one in found:
+        assert "error" not in one, one["error"]
     return found
 
 
