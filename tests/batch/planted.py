@@ -30,6 +30,7 @@ from tests.batch.planted_models import (
     Narrow,
     Noisy,
     Packed,
+    PerRow,
     Positions,
     Rowwise,
     SelfAttention,
@@ -193,6 +194,7 @@ CLEAN: dict[str, Plant] = {
     "sums and weights": Plant(lambda: nn.Linear(8, 8), ROWS, modes=("training",), options={"loss": squares}),
     "two terms": Plant(lambda: nn.Linear(8, 8), ROWS, modes=("training",), options={"loss": two_terms}),
     "nothing to train": Plant(nn.ReLU, ROWS),
+    "a result for each row": Plant(lambda: nn.Sequential(nn.Linear(8, 8), PerRow()), noise(5, 8)),
     "tied weights": Plant(Tied, ids(6, 5)),
     "many rows": Plant(lambda: nn.Linear(8, 2), noise(64, 8)),
     **{

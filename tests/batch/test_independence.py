@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from microbatch.batch.exactness import ExactnessReport
 from microbatch.batch.independence import check_independence
-from microbatch.errors import InvalidBatch, InvalidLoss, InvalidModel, InvalidSettings, ModelFailed
+from microbatch.errors import InvalidBatch, InvalidLoss, InvalidModel, InvalidSettings, ModelFailed, NoAnswer
 from tests.batch.planted import CLEAN, MIXING, PADDED, PADDING, ROWS, STATE, TIME, TRAINING, Plant
 from tests.batch.planted_models import centred, cnn
 
@@ -108,6 +108,20 @@ def test_an_operator_without_float64_falls_back_and_says_so() -> None:
     report = check_independence(Single(), ROWS, mode="inference")
     assert report.exact and report.dtype == "fp32" and report.tolerance == 1e-4
     assert "float32 only" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("hidden state", "hidden"), ("counter", "calls"), ("cache", "seen"), ("last batch in a buffer", "last")],
+)
+def test_what_is_kept_is_told(name: str, kept: str) -> None:
+    assert checked(STATE[name], "inference").culprits[0].evidence == f"it keeps {kept} from the call before"
+
+
+def test_a_copy_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", type("Memory", (), {"available": 100}))
+    with pytest.raises(NoAnswer, match="512 B"):
+        check_independence(nn.Linear(8, 8, bias=False), ROWS)
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])

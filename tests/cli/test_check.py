@@ -38,6 +38,24 @@ def contrastive():
 def single():
     return nn.Linear(4, 4), torch.randn(1, 4)
 
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.attention = nn.Embedding(9, 4), nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, input_ids, attention_mask=None, cu_seqlens=None, position_ids=None):
+        x = self.embedding(input_ids)
+        return self.attention(x, x, x)[0]
+
+def unmasked():
+    return Tokens(), {"input_ids": torch.randint(9, (2, 6)), "attention_mask": torch.ones(2, 6)}
+
+def packed():
+    return Tokens(), {"input_ids": torch.randint(9, (1, 6)), "cu_seqlens": torch.tensor([0, 2, 6])}
+
+def positions():
+    return Tokens(), {"input_ids": torch.randint(9, (1, 5)), "position_ids": torch.tensor([[0, 1, 0, 1, 2]])}
+
 def broken():
     return nn.Linear(5, 4), torch.randn(2, 4)
 """
@@ -102,6 +120,13 @@ def test_experts(settings: str, culprit: str | None, capsys: pytest.CaptureFixtu
     assert {(c["module"], c["kind"]) for c in document["culprits"][:1]} == (
         {(culprit, "capacity")} if culprit else set()
     )
+
+
+@pytest.mark.parametrize(("name", "kind"), [("unmasked", "padding"), ("packed", "packing"), ("positions", "packing")])
+def test_padding_and_packing(name: str, kind: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", f"{model}:{name}", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [(c["module"], c["kind"]) for c in document["culprits"]] == [("attention", kind)] * 2
 
 
 def test_one_row_is_made_several(model: str) -> None:

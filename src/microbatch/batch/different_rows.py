@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from microbatch.batch.example import Args, Dimension, Kwargs, find_batch_size, map_tensors, with_batch_size
+from microbatch.batch.packed import packed_size
+from microbatch.batch.padding import is_open_mask, packed_sequences
 from microbatch.models.loaded import Loaded
 
 FEWEST, MOST = 4, 64
@@ -24,6 +26,8 @@ def example_batch(loaded: Loaded, batch_size: int | None = None, *, dimension: D
     Raises:
         InvalidModel: an example without one clear batch.
     """
+    if packed_size(loaded.kwargs) is not None or packed_sequences(loaded.kwargs):
+        return loaded.args, loaded.kwargs  # its rows lie end to end: it is a batch already
     own = find_batch_size(loaded.args, loaded.kwargs, dimension=dimension)
     size = batch_size or min(max(own, FEWEST), MOST)
     if loaded.example_at is not None:
@@ -56,12 +60,24 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def _masked(loaded: Loaded, kwargs: Kwargs) -> Kwargs:
-    """With a mask that ends every other row early, where the model takes token ids and such a mask."""
+    """With a mask that ends every other row early: one that is there but hides nothing, else one that the model takes.
+
+    A mask that hides nothing would let padding that leaks go unseen.
+    """
     ids = kwargs.get("input_ids")
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or "attention_mask" in kwargs or len(kwargs) != 1:
-        return kwargs
-    if "attention_mask" not in inspect.signature(loaded.model.forward).parameters or ids.shape[1] < 2:
-        return kwargs
-    mask = torch.ones_like(ids)
-    mask[1::2, ids.shape[1] - max(1, ids.shape[1] // 3) :] = 0
-    return kwargs | {"attention_mask": mask}
+    takes = "attention_mask" in inspect.signature(loaded.model.forward).parameters
+    alone = sum(isinstance(value, Tensor) for value in kwargs.values()) == 1
+    if takes and alone and isinstance(ids, Tensor) and ids.dim() == 2:
+        return kwargs | {"attention_mask": _ended(torch.ones_like(ids))}
+    open_masks = {n: _ended(v) for n, v in kwargs.items() if isinstance(v, Tensor) and is_open_mask(n, v)}
+    return kwargs | open_masks
+
+
+def _ended(mask: Tensor) -> Tensor:
+    """Every other row hides its last token or its last third."""
+    result, tokens = mask.clone(), mask.shape[1]
+    for row in range(1, len(mask), 2):
+        hidden = 1 if row % 4 == 1 else max(1, tokens // 3)
+        if tokens > hidden:
+            result[row, -hidden:] = 1 - result[row, -hidden:].long()
+    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from microbatch.batch.padding import packed_sequences, padded_rows, token_rows
 from microbatch.batch.remedies import REMEDY
 from microbatch.batch.rows import Rows, largest, match_all, pieces_of
 from microbatch.batch.split import batch_size_of, split
-from microbatch.batch.state import buffers_apart, check_state
+from microbatch.batch.state import buffers_apart, check_state, kept_by
 from microbatch.batch.subject import Forward, Subject
 from microbatch.errors import InvalidBatch, InvalidSettings, ModelFailed, NoAnswer
 
@@ -218,7 +218,11 @@ class _Check:
 
     def _blame(self, comparison: Comparison, kind: str | None) -> None:
         self.exact = False
-        self.culprits += name_culprits(self.subject, comparison, self.tolerance, kind=kind, mode=self.mode)
+        found = name_culprits(self.subject, comparison, self.tolerance, kind=kind, mode=self.mode)
+        for culprit in found:
+            kept = kept_by(self.subject, comparison, culprit.module) if kind == "state" else []
+            evidence = f"it keeps {', '.join(kept)} from the call before" if kept else culprit.evidence
+            self.culprits.append(replace(culprit, evidence=evidence))
 
     def _check_state(self, halves: Sequence[Piece]) -> None:
         model = self.subject.fresh()

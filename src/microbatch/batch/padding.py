@@ -10,24 +10,27 @@ from torch import Tensor
 from microbatch.batch.example import map_tensors
 from microbatch.batch.rows import Rows
 
+MOST_PADDED = 3
+"""Rows for each side: one alone might hold the same tokens in its padding as before it."""
+
 Padded = tuple[Any, Any, Rows]
 """A row with its padding, the same without, and which part of the first the second is."""
 
 
 def padded_rows(batch: Any) -> Iterator[Padded]:
-    """One row for each side on which a batch is padded, as its mask or lengths say; nothing for other batches.
+    """A few rows for each side on which a batch is padded, as its mask says; nothing for other batches.
 
     A mask is a tensor of (batch, tokens) with "mask" in its name that holds zeros and ones, ones for tokens; where
     its name holds "padding_mask", ones for padding.
     """
-    sides: set[bool] = set()
+    sides = {True: 0, False: 0}
     for row, kept in enumerate(_kept(batch)):
         tokens = int(kept.sum())
         at_end = bool(kept[:tokens].all())
         at_start = bool(kept[len(kept) - tokens :].all())
-        if tokens in (0, len(kept)) or not (at_end or at_start) or at_end in sides:
+        if tokens in (0, len(kept)) or not (at_end or at_start) or sides[at_end] == MOST_PADDED:
             continue
-        sides.add(at_end)
+        sides[at_end] += 1
         rows = Rows(len(kept), 0, tokens) if at_end else Rows(len(kept), len(kept) - tokens, len(kept))
         alone = _row(batch, row)
         yield alone, _narrowed(alone, rows), rows
@@ -59,13 +62,25 @@ def token_rows(batch: Any, sizes: list[int]) -> list[Rows] | None:
     return rows
 
 
+def is_open_mask(name: str, mask: Tensor) -> bool:
+    """Whether a tensor is such a mask and hides nothing."""
+    return _is_mask(name, mask) and bool(_tokens(name, mask).all())
+
+
+def _is_mask(name: str, tensor: Tensor) -> bool:
+    return "mask" in name and tensor.dim() == 2 and len(tensor) > 0 and bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def _tokens(name: str, mask: Tensor) -> Tensor:
+    """True where there is a token."""
+    return mask == (0 if "padding_mask" in name or "pad_mask" in name else 1)
+
+
 def _kept(batch: Any) -> list[Tensor]:
     """For each row, which of its tokens are no padding."""
     for path, tensor in _named(batch):
-        name = _last(path)
-        if "mask" in name and tensor.dim() == 2 and len(tensor) and bool(((tensor == 0) | (tensor == 1)).all()):
-            kept = tensor == (0 if "padding_mask" in name or "pad_mask" in name else 1)
-            return list(kept.unbind())
+        if _is_mask(_last(path), tensor):
+            return list(_tokens(_last(path), tensor).unbind())
     return []
 
 

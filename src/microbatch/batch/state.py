@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from microbatch.batch.exactness import Culprit, relative_difference
 from microbatch.batch.naming import Comparison
 from microbatch.batch.remedies import REMEDY
-from microbatch.batch.rows import Rows, largest, match_all
+from microbatch.batch.rows import Rows, largest, leaves, match_all
 from microbatch.batch.subject import Subject
 
 SAME = Rows(1, 0, 1)
@@ -78,6 +79,25 @@ def _carried(
         return Carried(comparison, None)
     difference = _difference(alone, after)
     return Carried(comparison, difference) if difference > tolerance else None
+
+
+def kept_by(subject: Subject, comparison: Comparison, path: str) -> list[str]:
+    """Attributes of a module that earlier pieces have changed; nothing for state outside modules."""
+    used, unused = subject.fresh(), subject.fresh()
+    if path not in dict(used.named_modules()):
+        return []
+    for earlier in comparison.before or (comparison.piece,):
+        subject.run(earlier, used)
+    own, other = (dict(vars(m.get_submodule(path))) | dict(m.get_submodule(path)._buffers) for m in (used, unused))
+    return [name for name, value in own.items() if not name.startswith("_") and _is_changed(value, other.get(name))]
+
+
+def _is_changed(value: object, before: object) -> bool:
+    tensors, earlier = list(leaves(value)), list(leaves(before))
+    if tensors or earlier:
+        alike = len(tensors) == len(earlier) and all(map(torch.equal, tensors, earlier))
+        return not alike
+    return isinstance(value, bool | int | float | str | list | tuple | dict | None) and value != before
 
 
 def buffers_apart(subject: Subject, batch: Any, parts: nn.Module, tolerance: float) -> list[Buffer]:

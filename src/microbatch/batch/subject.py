@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -15,7 +16,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from microbatch.batch.example import map_tensors, tensors_in
 from microbatch.batch.quiet import Quiet, default_dtype, seeded
 from microbatch.batch.trace import Tracer
-from microbatch.errors import InvalidModel
+from microbatch.errors import InvalidModel, NoAnswer
+from microbatch.units import format_bytes
 
 Forward = Callable[[Any, Any], Any]
 """``forward(model, batch) -> output``."""
@@ -135,6 +137,7 @@ def _copied(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     def moved(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device="cpu", dtype=dtype if tensor.is_floating_point() else None, copy=True)
 
+    _check_memory(model, dtype)
     memo: dict[int, Any] = {}
     for module in model.modules():
         for value in vars(module).values():  # what a module keeps of an earlier call may hang on a graph
@@ -153,3 +156,15 @@ def _copied(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
             f"The model cannot be copied ({type(error).__name__}: {error}), and it must not be changed.",
             "Make it work with copy.deepcopy.",
         ) from error
+
+
+def _check_memory(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Refuses a copy that does not fit: the system would end the process without a word."""
+    each = 0 if dtype is None else dtype.itemsize
+    needed = sum(p.numel() * (each if p.is_floating_point() and each else p.element_size()) for p in model.parameters())
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise NoAnswer(
+            f"A copy of the model in float64 takes {format_bytes(needed)}; {format_bytes(free)} are free.",
+            "Check the same model with fewer layers: layers of one kind behave alike.",
+        )

@@ -23,7 +23,7 @@ INTERRUPTED = 130
 EXIT_STATUS_HELP = """\b
 Exit status:
   0  done
-  1  the answer is no: a regression
+  1  the answer is no: a regression, not exact
   2  a mistake in the request; one line says which
   3  no honest answer: too noisy, or too small a budget"""
 

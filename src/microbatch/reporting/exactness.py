@@ -50,7 +50,8 @@ def _blame(group: Sequence[Culprit]) -> Iterable[str]:
         names = ", ".join(clean(culprit.module) for culprit in group[1:MOST_NAMES])
         more = f" and {len(group) - MOST_NAMES} more" if len(group) > MOST_NAMES else ""
         yield f"    So {'does' if len(group) == 2 else 'do'} {names}{more}."
-    yield f"    {first.remedy}"
+    told = f"{first.evidence[0].upper()}{first.evidence[1:]}. " if first.kind == "state" and first.evidence else ""
+    yield f"    {clean(told)}{' ' if told else ''}{first.remedy}"
 
 
 def _how(report: ExactnessReport) -> str:
