@@ -71,6 +71,10 @@ def test_eight_devices_share_a_small_llama(tmp_path: Path) -> None:
     # 4 heads of keys on 8 devices: the cache is cut in 4, so that each device holds a quarter.
     assert one.memory is not None and eight.memory is not None
     cache = 512 * 2 * 4 * 4 * 64 * 2
+    prefill = predict(folder, "h100", mode="prefill", sequence=512, max_batch_size=2)
+    assert prefill.memory is not None
+    widest = max(3 * 4096, 1024 + 4096) * 512 * 2  # silu(gate)·up reads two and writes one
+    assert prefill.memory.bytes_per_item == pytest.approx(cache + widest, rel=0.01)
     assert one.memory.bytes_per_item - eight.memory.bytes_per_item == pytest.approx(0.75 * cache, rel=0.1)
 
 

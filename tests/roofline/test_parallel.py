@@ -8,8 +8,9 @@ import pytest
 
 from microbatch.errors import InvalidDevice, InvalidSettings
 from microbatch.hardware.catalogue import load_device
-from microbatch.roofline.parallel import split_work
+from microbatch.roofline.parallel import EXCHANGE_SECONDS, LINK_EFFICIENCY, split_work
 from microbatch.roofline.time import time_call
+from microbatch.work.operators import Operator
 from tests.roofline import works
 
 SHAPE = works.LLAMA_3_70B
@@ -60,17 +61,35 @@ def test_with_fewer_heads_of_keys_than_devices_each_is_kept_several_times() -> N
 
 
 def test_an_exchange_takes_the_time_of_its_bytes_on_the_link() -> None:
-    spec = replace(load_device("h200"), launch_seconds=3e-6)
+    spec = load_device("h200")
     part = split_work(WORK, 8)
     exchange = next(o for o in part.operators if o.kind == "communication")
     alone = replace(part, operators=(replace(exchange, repeat=1),))
-    assert time_call(alone, spec, batch=64).seconds == pytest.approx(exchange.read_bytes(64) / 450e9 + 3e-6)
+    assert time_call(alone, spec, batch=64).seconds == pytest.approx(
+        exchange.read_bytes(64) / (LINK_EFFICIENCY * 450e9) + EXCHANGE_SECONDS
+    )
 
 
 def test_an_mlp_of_squares_is_split_in_pairs() -> None:
     two = replace(works.mlp(depth=1), operators=works.mlp(depth=1).operators * 2)
     kinds = [o.kind for o in split_work(two, 2).operators]
     assert kinds == ["matmul", "elementwise", "matmul", "communication", "elementwise"]
+
+
+def test_of_experts_one_row_for_each_token_is_summed() -> None:
+    moe = works.experts(count=8, top_k=2, width=512)
+    up = works.linear(512, 512, "bf16", layer="gate")
+    part = split_work(replace(moe, operators=(up, *moe.operators)), 4)
+    exchange = next(o for o in part.operators if o.kind == "communication")
+    assert exchange.read_bytes(10) == pytest.approx(2 * 3 / 4 * 10 * 2 * 512)
+
+
+def test_attention_written_out_as_products_is_attention() -> None:
+    whole = works.decoding(replace(works.LLAMA_2_7B, layers=2))
+    scores = Operator(name="aten::bmm", kind="matmul", layer="scores", dtype="bf16", flops=works.per_token(8))
+    written_out = replace(whole, operators=tuple(scores if o.kind == "attention" else o for o in whole.operators))
+    sums = [o.layer for o in split_work(written_out, 4).operators if o.kind == "communication"]
+    assert sums == ["layers.0.attention.o:all-reduce", "layers.0.mlp.down:all-reduce"]
 
 
 def test_mistakes_are_named() -> None:

@@ -11,20 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from microbatch.batch.example import with_batch_size
+from microbatch.batch.example import tensors_in, with_batch_size
 from microbatch.capture.work import capture_work
 from microbatch.curves.profile import MemoryCurve
 from microbatch.errors import InvalidModel
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.measure.memory import memory_curve
+from microbatch.measure.storages import bytes_of
 from microbatch.models.load import load_model
-from microbatch.models.loaded import Loaded
+from microbatch.models.loaded import EXAMPLE_BATCH, Loaded
 from microbatch.models.modes import in_mode
 from microbatch.profiling.optimizers import MakeOptimizer
 from microbatch.profiling.predict_memory import limit_source
 from microbatch.profiling.workload import Workload
 from microbatch.roofline.footprint import MARGIN, fitted
 from microbatch.work.operators import Work
+from microbatch.work.polynomial import ZERO, Polynomial
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,8 @@ def capture(model: str | Loaded | nn.Module, example: Any, wanted: Wanted) -> Ca
         InvalidModel: it cannot be loaded, has no example, or cannot be captured.
         InvalidSettings: a mode or sequence that it does not offer.
     """
-    loaded = in_mode(_loaded(model, example, wanted), wanted.mode, wanted.sequence)
+    whole = _loaded(model, example, wanted)
+    loaded = in_mode(whole, wanted.mode, wanted.sequence)
     sequence = wanted.sequence or loaded.default_sequence
     work = capture_work(
         loaded.model,
@@ -122,6 +125,8 @@ def capture(model: str | Loaded | nn.Module, example: Any, wanted: Wanted) -> Ca
         name=wanted.name or loaded.name,
         unit=loaded.unit,
     )
+    if wanted.mode in ("inference", "prefill") and sequence is not None:
+        work = replace(work, cache_bytes=_filled_cache(whole, sequence))
     work = replace(work, warnings=(*loaded.notes, *work.warnings))
     return Captured(work=work, sequence=sequence, kv_heads=_kv_heads(loaded.model), loaded=loaded, wanted=wanted)
 
@@ -140,6 +145,25 @@ def _loaded(model: str | Loaded | nn.Module, example: Any, wanted: Wanted) -> Lo
 
 def _tuple(example: Any) -> tuple[object, ...]:
     return example if isinstance(example, tuple) else (example,)
+
+
+def _filled_cache(loaded: Loaded, sequence: int) -> Polynomial:
+    """Keys and values that a forward over `sequence` tokens leaves behind: those that decoding after it starts from.
+
+    Two lengths are asked, so that windows count as far as they are filled at `sequence`.
+    """
+    if "decode" not in loaded.modes:
+        return ZERO
+    low, high = (_cache_bytes(loaded, length) for length in (max(1, sequence // 2), sequence))
+    grows = sequence > 1 and abs(high - 2 * low) <= 0.02 * high
+    return Polynomial({(1, 1): high / sequence}) if grows else Polynomial({(1, 0): high})
+
+
+def _cache_bytes(loaded: Loaded, sequence: int) -> float:
+    """Of one sequence: the floating-point tensors of three dimensions or more that a decode step is given."""
+    step = in_mode(loaded, "decode", sequence)
+    held = [t for t in tensors_in((step.args, *step.kwargs.values())) if t.dim() > 2 and t.is_floating_point()]
+    return bytes_of(held) / EXAMPLE_BATCH
 
 
 def _example_of(loaded: Loaded) -> Callable[[int, int | None], tuple[tuple[object, ...], dict[str, object]]]:

@@ -14,9 +14,14 @@ from dataclasses import dataclass, replace
 from microbatch.errors import InvalidDevice, InvalidSettings
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.roofline.operator_time import OperatorTime
+from microbatch.units import DTYPE_BYTES
 from microbatch.work.operators import Gemm, Operator, Work
 from microbatch.work.polynomial import Polynomial
 
+LINK_EFFICIENCY = 0.8
+"""Share of the link that a ring of 2 to 8 H100 reaches, 365 to 370 of 450 GB/s (NVIDIA/nccl issue 1455)."""
+EXCHANGE_SECONDS = 6e-6
+"""Least time of a sum over two H100 in a CUDA graph (NVIDIA/nccl issue 1259); over more of them somewhat longer."""
 WEIGHTED = ("matmul", "experts", "recurrent")
 """Kinds of products that are split; convolutions are not, since models of them are split by images."""
 
@@ -61,7 +66,7 @@ def split_work(work: Work, devices: int, *, kv_heads: int | None = None) -> Work
 
 
 def time_communication(operator: Operator, spec: DeviceSpec, batch: float, sequence: float) -> OperatorTime:
-    """Seconds of one exchange between devices: the bytes that one device sends, over its link, and a launch.
+    """Seconds of one exchange between devices: its start, and the bytes that one device sends, over its link.
 
     Raises:
         InvalidDevice: the device's link is not in the catalogue.
@@ -71,16 +76,20 @@ def time_communication(operator: Operator, spec: DeviceSpec, batch: float, seque
             f"{spec.name} has no link_bandwidth, so several of them cannot be predicted.",
             "Add [link_bandwidth] (byte/s in one direction, with its source) to a device file of your own.",
         )
-    seconds = operator.read_bytes(batch, sequence) / spec.link_bandwidth
-    launch = spec.launch_seconds or 0.0
-    return OperatorTime(seconds=seconds + launch, compute_seconds=0.0, memory_seconds=seconds, overhead_seconds=launch)
+    seconds = operator.read_bytes(batch, sequence) / (LINK_EFFICIENCY * spec.link_bandwidth)
+    return OperatorTime(
+        seconds=seconds + EXCHANGE_SECONDS,
+        compute_seconds=0.0,
+        memory_seconds=seconds,
+        overhead_seconds=EXCHANGE_SECONDS,
+    )
 
 
 def _split_all(work: Work, width: float, devices: int, cache: float) -> list[Operator]:
     """Every operator's part, in order. `inside` says that a block's outputs are split at this place."""
     result: list[Operator] = []
     inside = attended = False
-    has_attention = any(o.kind == "attention" for o in work.operators)
+    has_attention = any(map(_attends, work.operators))
     for operator in work.operators:
         if _is_split(operator):
             ends = inside and _ends_block(operator, width, attended or not has_attention)
@@ -89,7 +98,7 @@ def _split_all(work: Work, width: float, devices: int, cache: float) -> list[Ope
                 result.append(_sum_over(operator, devices))
             inside, attended = not ends, attended and not ends
             continue
-        attended = attended or operator.kind == "attention"
+        attended = attended or _attends(operator)
         share = 1 / devices if inside or operator.kind in ("attention", "optimizer") else 1.0
         read = max(share, cache) if operator.kind == "attention" and work.mode == "decode" else share
         result.append(_scaled(operator, _Shares(share, read, share)))
@@ -98,6 +107,11 @@ def _split_all(work: Work, width: float, devices: int, cache: float) -> list[Ope
 
 def _is_split(operator: Operator) -> bool:
     return operator.kind in WEIGHTED and operator.gemm is not None and bool(operator.weight_bytes.terms)
+
+
+def _attends(operator: Operator) -> bool:
+    """Attention, fused or written out as products of two activations."""
+    return operator.kind == "attention" or (operator.kind == "matmul" and not operator.weight_bytes.terms)
 
 
 def _residual_width(operators: Sequence[Operator]) -> float:
@@ -143,9 +157,18 @@ def _fewer(gemm: Gemm | None, share: float) -> Gemm | None:
 
 
 def _sum_over(operator: Operator, devices: int) -> Operator:
-    """The sum that follows a product split by its inputs; `read_bytes` is what one device sends."""
-    sent: Polynomial = operator.written_bytes * (2 * (devices - 1) / devices)
+    """The sum that follows a product split by its inputs; `read_bytes` is what one device sends.
+
+    Of a mixture of experts one row for each token, since its experts' results are added up before they are sent.
+    """
+    sent: Polynomial = _result_bytes(operator) * (2 * (devices - 1) / devices)
     return Operator(
         name="all-reduce", kind="communication", layer=f"{operator.layer}:all-reduce", dtype=operator.dtype,
         read_bytes=sent, backward=operator.backward, repeat=operator.repeat,
     )  # fmt: skip
+
+
+def _result_bytes(operator: Operator) -> Polynomial:
+    if operator.routed is None or operator.gemm is None:
+        return operator.written_bytes
+    return operator.routed.tokens * (operator.gemm.n(1) * DTYPE_BYTES[operator.dtype])
