@@ -123,6 +123,16 @@ MIXING: dict[str, Plant] = {
     "balancing loss": Plant(Balanced, noise(8, 8), ("Balanced", "batch_statistic")),
     "a meter is innocent": Plant(lambda: Metered(Between(centred)), ROWS, ("planted", "batch_statistic")),
     "in a list called by hand": Plant(lambda: Silent(Rowwise(centred)), ROWS, ("blocks.1", "batch_statistic")),
+    "after tokens times rows": Plant(
+        lambda: nn.Sequential(
+            Rowwise(lambda x: x.transpose(0, 1).reshape(-1, 8)),  # (tokens·rows, width), the rows being the inner order
+            nn.Linear(8, 8),
+            Rowwise(lambda x: x.reshape(5, -1, 8).transpose(0, 1)),
+            Rowwise(centred),
+        ),
+        TOKENS,
+        ("3", "batch_statistic"),
+    ),
     "the caller's forward": Plant(
         lambda: nn.Linear(8, 8), ROWS, ("forward", "batch_statistic"), options={"forward": lambda m, b: centred(m(b))}
     ),
