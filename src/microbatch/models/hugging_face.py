@@ -139,11 +139,10 @@ def _model_class(transformers: Any, folder: Folder, config: Any) -> Any:
     if not named:
         return _fitting_class(transformers, folder.model_type, config)
     name = str(named[0]) if isinstance(named, list) else str(named)
-    known = [key for key in dir(transformers) if key[0].isupper()]
-    kind = getattr(transformers, name, None) if name in known else None
+    kind = getattr(transformers, name, None) if name.isidentifier() else None
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
         return kind
-    close = get_close_matches(name, known, n=3)
+    close = get_close_matches(name, [key for key in dir(transformers) if "For" in key or key.endswith("Model")], n=3)
     raise InvalidModel(
         f"transformers has no architecture {name!r}, which {folder.path / 'config.json'} names.",
         f"Did you mean {' or '.join(close)}?" if close else "Install a newer transformers, or use file.py:callable.",
