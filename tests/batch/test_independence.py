@@ -124,6 +124,23 @@ def test_a_copy_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         check_independence(nn.Linear(8, 8, bias=False), ROWS)
 
 
+def test_lazy_layers_are_told() -> None:
+    with pytest.raises(InvalidModel, match="lazy"):
+        check_independence(nn.LazyLinear(4), ROWS)
+
+
+def test_state_outside_of_the_model_is_seen() -> None:
+    calls: list[int] = []
+
+    def forward(model: Any, batch: Tensor) -> Tensor:
+        calls.append(1)
+        return model(batch) * len(calls)  # type: ignore[no-any-return]
+
+    report = check_independence(nn.Linear(8, 3), ROWS, forward=forward)
+    assert (report.culprits[0].module, report.culprits[0].kind) == ("forward", "state")
+    assert report.largest_difference is not None and report.largest_difference > 0.1
+
+
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("container", ["tensor", "tuple", "dict"])
 def test_a_batch_of_any_size_and_form(size: int, container: str) -> None:

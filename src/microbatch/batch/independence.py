@@ -146,7 +146,9 @@ class _Check:
     def _check_rows(self, splits: tuple[tuple[int, ...], ...]) -> None:
         again = self.subject.outputs(self.batch)
         whole = Rows(1, 0, 1)
-        if (largest(match_all(self.full, again, whole), whole_numbers=True) or 0.0) > self.tolerance:
+        difference = largest(match_all(self.full, again, whole), whole_numbers=True)
+        if difference is not None and difference > self.tolerance:
+            self.differences.append(difference)
             self._blame(Comparison(self.batch, self.batch, whole), "state")
             self.notes.append("The same batch gives another answer the second time, whatever the split.")
             return
@@ -212,6 +214,7 @@ class _Check:
                 "No output of the model can be laid beside that of a piece.", "Return a tensor with a row for each row."
             )
         if accepted:
+            self.differences += accepted.values()
             self.notes.append(
                 "An output has no rows but adds up, or is a mean over rows: add up sums and weights, not means."
             )

@@ -30,25 +30,26 @@ class Piece:
     matches: list[Match]
 
 
-def additive(full: Sequence[Tensor], tried: Sequence[Sequence[Piece]], tolerance: float) -> set[int]:
-    """Places of the outputs without rows whose pieces add up to the whole, or whose mean over rows is the whole.
+def additive(full: Sequence[Tensor], tried: Sequence[Sequence[Piece]], tolerance: float) -> dict[int, float]:
+    """Outputs without rows whose pieces add up to the whole, or whose mean over rows is the whole.
 
     Args:
         full: outputs of the whole batch.
         tried: the pieces of each cut; cuts that were not run whole do not count.
+
+    Returns:
+        by place in the output, how far they are from adding up.
     """
     cuts = [pieces for pieces in tried if _is_whole(pieces, len(full))]
-    return {
-        place
-        for place, whole in enumerate(full)
-        if cuts
-        and not any(piece.matches[place].has_rows for pieces in cuts for piece in pieces)
-        and any((piece.matches[place].difference or 0.0) > tolerance for pieces in cuts for piece in pieces)
-        and any(
-            all(_adds_up(whole, place, pieces, tolerance, is_mean=is_mean) for pieces in cuts)
-            for is_mean in (False, True)
-        )
-    }
+    found = {}
+    for place, whole in enumerate(full):
+        matches = [piece.matches[place] for pieces in cuts for piece in pieces]
+        if any(m.has_rows for m in matches) or all((m.difference or 0.0) <= tolerance for m in matches):
+            continue
+        apart = min(max(_apart(whole, place, pieces, is_mean=mean) for pieces in cuts) for mean in (False, True))
+        if apart <= tolerance:
+            found[place] = apart
+    return found
 
 
 def _is_whole(pieces: Sequence[Piece], outputs: int) -> bool:
@@ -56,10 +57,10 @@ def _is_whole(pieces: Sequence[Piece], outputs: int) -> bool:
     return ran and sum(piece.rows.count for piece in pieces) == pieces[0].rows.whole
 
 
-def _adds_up(full: Tensor, place: int, pieces: Sequence[Piece], tolerance: float, *, is_mean: bool) -> bool:
+def _apart(full: Tensor, place: int, pieces: Sequence[Piece], *, is_mean: bool) -> float:
     parts = [
         piece.outputs[place] * (piece.rows.count / piece.rows.whole if is_mean else 1)
         for piece in pieces
         if piece.outputs is not None
     ]
-    return relative_difference(full, torch.stack(parts).sum(0)) <= tolerance
+    return relative_difference(full, torch.stack(parts).sum(0))

@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 
 from microbatch.batch.example import map_tensors, tensors_in
 from microbatch.batch.quiet import Quiet, default_dtype, seeded
@@ -159,7 +160,9 @@ def _copied(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 
 def _check_memory(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Refuses a copy that does not fit: the system would end the process without a word."""
+    """Refuses a copy that does not fit: the system would end the process without a word. And one without weights."""
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise InvalidModel("The model has lazy layers without weights.", "Run it once on the batch, then check it.")
     each = 0 if dtype is None else dtype.itemsize
     needed = sum(p.numel() * (each if p.is_floating_point() and each else p.element_size()) for p in model.parameters())
     free = psutil.virtual_memory().available
