@@ -61,8 +61,8 @@ class Operator:
         weight_bytes: parameters read by one run, as stored; for experts those of all experts together.
         read_bytes: other tensors read by one run: activations, and for decode the keys and values of the cache.
         written_bytes: written by one run.
-        gemm: the shape, for products, with m on the side of the batch: the rows of a linear layer; for a convolution the
-            pixels of its im2col product; for attention the queries of its first product, one for each head; for a
+        gemm: the shape, for products, with m on the side of the batch: the rows of a linear layer; for a convolution
+            the pixels of its im2col product; for attention the queries of its first product, one for each head; for a
             recurrent layer one step, `count` steps; for experts the mean rows of one expert, tokens·top_k/experts,
             `count` experts (how unevenly they are spread, `routed` says). Weight gradients have the batch in k.
         routed: for ``experts``.
