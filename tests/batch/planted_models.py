@@ -356,7 +356,8 @@ class Narrow(nn.Module):
     def forward(self, x: Tensor) -> Any:
         hidden = self.up(x).to(torch.float32)
         hidden = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return (hidden.softmax(-1, dtype=torch.float32).to(x.dtype) @ self.up.weight).to(torch.bfloat16)
+        product = hidden.softmax(-1, dtype=torch.float32) @ self.up.weight.to(torch.float32)
+        return product.to(torch.bfloat16) + 2.0**-9 * product
 
 
 class TimeFirst(nn.Module):
