@@ -24,6 +24,7 @@ from microbatch.capture.work import capture_work
 from microbatch.hardware.catalogue import load_device
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.measure.calibrate import measure_device
+from microbatch.measure.load import LoadWatch
 from microbatch.measure.timer import time_call
 from microbatch.models.load import load_model
 from microbatch.models.loaded import Loaded
@@ -66,15 +67,19 @@ def one_model(name: str, spec: DeviceSpec, budget: float) -> dict[str, object]:
     loaded = load_model(name)
     work = work_of(loaded)
     predicted = {size: predict_call(work, spec, batch=size).seconds for size in SIZES}
+    watch = LoadWatch()
+    watch.start()
     sizes = tuple(size for size in SIZES if predicted[size] <= LONGEST * budget)
     measured = measured_seconds(loaded, sizes, budget)
+    busy = watch.stop().busy_elsewhere or 0.0
     errors = {size: predicted[size] / measured[size] - 1 for size in sizes}
-    print(f"\n{name}: median error {median(map(abs, errors.values())):.1%}")
+    print(f"\n{name}: median error {median(map(abs, errors.values())):.1%} (others used {busy:.0%} of the cores)")
     for size in sizes:
         print(f"  {size:5d} {measured[size] * 1e3:9.3f} ms {predicted[size] * 1e3:9.3f} ms {errors[size]:+7.1%}")
     return {
         "model": name,
         "median_error": median(map(abs, errors.values())),
+        "busy_elsewhere": busy,
         "sizes": sizes,
         "measured": [measured[size] for size in sizes],
         "predicted": [predicted[size] for size in sizes],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from microbatch.curves.profile import Environment
 from microbatch.errors import InvalidSettings, TooNoisy
 from microbatch.hardware.catalogue import parse_device
 from microbatch.hardware.constants import DEFAULTS, MOST_CONSTANTS
@@ -30,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "_measured", {})
     monkeypatch.setattr(peaks, "_LARGEST_WEIGHTS", 4 << 20)
     monkeypatch.setattr(calibrate_cpu, "_LARGEST_WEIGHTS", 4 << 20)
-    monkeypatch.setattr(calibrate, "TOO_BUSY", 2.0)  # the machine of a test may be busy
+    monkeypatch.setattr(calibrate, "TOO_BUSY", (1e9, 0.0))  # the machine of a test may be busy
     monkeypatch.setattr(calibrate, "DTYPES", {"cpu": ("fp32", "fp64"), "cuda": ("fp32",)})
 
 
@@ -159,7 +160,21 @@ def test_what_a_first_fill_takes_longer_is_the_price_of_pages(monkeypatch: pytes
     assert measure_fresh_bandwidth(8192) == pytest.approx(4096.0)
 
 
-def test_a_machine_that_others_use_is_not_measured(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "TOO_BUSY", -1.0)
-    with pytest.raises(TooNoisy, match="of the cores"):
-        measure_device(threads=1, budget=0.1)
+@pytest.mark.parametrize(
+    ("cores", "threads", "busy", "bearable"),
+    [
+        (2, 2, 0.0, True),
+        (2, 2, 0.2, True),
+        (2, 2, 0.4, False),
+        (8, 4, 0.5, True),
+        (8, 4, 0.65, False),
+        (8, 8, 0.2, False),
+    ],
+)
+def test_a_machine_that_others_use_is_not_measured(cores: int, threads: int, busy: float, bearable: bool) -> None:
+    environment = Environment(cores=cores, threads=threads, busy_elsewhere=busy)
+    if bearable:
+        assert calibrate._bearable(environment) == busy
+    else:
+        with pytest.raises(TooNoisy, match=f"{busy:.0%} of the cores"):
+            calibrate._bearable(environment)

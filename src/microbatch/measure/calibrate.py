@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import psutil
 import torch
 
+from microbatch.curves.profile import Environment
 from microbatch.errors import InvalidSettings, TooNoisy
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.measure import calibrate_cpu, calibrate_cuda
@@ -23,8 +24,9 @@ from microbatch.units import format_bytes, format_rate
 
 DTYPES = {"cpu": ("fp32", "bf16", "fp16", "fp64"), "cuda": ("fp32", "tf32", "fp16", "bf16", "fp64")}
 BUDGET = 40.0
-TOO_BUSY = 0.5
-"""Share of the cores that other processes used from which on the figures say nothing about the machine."""
+TOO_BUSY = 0.6, 0.1
+"""Cores, and share of all cores, that other processes may use beyond those left free. From the larger of the two on
+the figures say nothing about the machine: its threads wait for each other at every barrier, up to 64 ms each time."""
 PEAKS_SHARE = 0.35
 """Of the budget for the rates of products; the rest is for the constants."""
 
@@ -50,7 +52,7 @@ def measure_device(
 
     Raises:
         InvalidSettings: an unknown device, threads below 1, or a budget that is not above zero.
-        TooNoisy: other processes used more than half of the cores.
+        TooNoisy: other processes needed cores that the measurement used.
     """
     device = _checked(device, threads, budget)
     say = progress or _silent
@@ -63,18 +65,21 @@ def measure_device(
         for done, what in find_constants(found, device, budget * (1 - PEAKS_SHARE)):
             say(PEAKS_SHARE + done * (1 - PEAKS_SHARE), what)
         environment = watch.stop()
-        busy = _bearable(environment.busy_elsewhere or 0.0)
+        busy = _bearable(environment)
         _plain_figures(found, device)
     found.sources = {key: f"{source}; other processes {busy:.0%} of the cores" for key, source in found.sources.items()}
     return _spec(found, device, name or slug(device_name(device))), tuple(_warnings(busy, environment.steal or 0.0))
 
 
-def _bearable(busy: float) -> float:
-    if busy > TOO_BUSY:
+def _bearable(environment: Environment) -> float:
+    """Share of the cores that other processes used."""
+    share, cores = environment.busy_elsewhere or 0.0, environment.cores or 1
+    free = max(0, cores - (environment.threads or cores))
+    if share * cores - free > max(TOO_BUSY[0], TOO_BUSY[1] * cores):
         raise TooNoisy(
-            f"Other processes used {busy:.0%} of the cores while this machine was measured.", "Measure it alone."
+            f"Other processes used {share:.0%} of the cores while this machine was measured.", "Measure it alone."
         )
-    return busy
+    return share
 
 
 def slug(text: str) -> str:
