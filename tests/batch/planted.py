@@ -169,6 +169,16 @@ PADDING: dict[str, Plant] = {
 TRAINING: dict[str, Plant] = {
     "InfoNCE": Plant(lambda: nn.Linear(8, 8), ROWS, ("loss", "loss"), ("training",), {"loss": contrastive}),
     "a mean as the sum": Plant(lambda: nn.Linear(8, 8), ROWS, ("loss", "loss"), ("training",), {"loss": mean_loss}),
+    "a weight that does not add up": Plant(
+        lambda: nn.Linear(8, 8), ROWS, ("loss", "loss"), ("training",), {"loss": lambda o, b: (o.square().sum(), 1)}
+    ),
+    "a backward pass that mixes, and a loss": Plant(
+        lambda: nn.Sequential(nn.Linear(8, 8), Rowwise(MixedGradient.apply)),
+        ROWS,
+        ("0", "gradient"),
+        ("training",),
+        {"loss": squares},
+    ),
     "a backward pass that mixes": Plant(
         lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Rowwise(MixedGradient.apply), nn.Linear(8, 3)),
         ROWS,

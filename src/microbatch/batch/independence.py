@@ -256,12 +256,11 @@ class _Check:
         if max(difference, found.sums) <= self.tolerance:
             return
         self.exact = False
-        if self.loss is not None and not self._exact_without_loss(pieces, has_rows):
+        by_model = found.report.culprits and (self.loss is None or not self._exact_without_loss(pieces, has_rows))
+        if by_model:
             self.culprits.append(_gradient_culprit(found.report.culprits[-1], self.mode))
-        elif self.loss is not None:
-            self.culprits.append(_loss_culprit(max(difference, found.sums), self.mode))
         else:
-            self.culprits.append(_gradient_culprit(found.report.culprits[-1], self.mode))
+            self.culprits.append(_loss_culprit(max(difference, found.sums), self.mode))
 
     def _exact_without_loss(self, pieces: Sequence[Any], has_rows: Sequence[bool]) -> bool:
         found = check_gradients(self.subject, self.batch, pieces, None, has_rows, self.tolerance)
