@@ -167,9 +167,13 @@ def file(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "model.gguf", model, "llama", permute=True, vocabulary=True)
 
 
-def test_the_tokenizer_comes_along(tmp_path: Path, file: Path) -> None:
+def test_the_tokenizer_comes_along(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
+    def fetched(*_: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("socket.socket.connect", fetched)
     done = convert(file, tmp_path / "after")
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(done.files)
     assert done.notes == ()

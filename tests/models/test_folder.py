@@ -98,6 +98,22 @@ def test_random_weights_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert load_model(str(tmp_path / "model"), weights="meta").notes == ()
 
 
+def test_quantised_weights_that_are_not_loaded_are_told_of(tmp_path: Path) -> None:
+    text = write_folder(tmp_path / "model", LLAMA, quantization_config={"quant_method": "fp8"}, dtype="bfloat16")
+    loaded = load_model(text, weights="meta")
+    assert loaded.notes == (f"{text} stores its weights quantised (fp8); here they are bfloat16.",)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
+
+
+def test_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(*_: object) -> None:
+        raise AssertionError("the network was asked")
+
+    text, _ = saved(tmp_path / "model")
+    monkeypatch.setattr("socket.socket.connect", fetched)
+    assert load_model(text).notes == ()
+
+
 def test_a_missing_weight_is_told_of(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -106,6 +122,13 @@ def test_a_missing_weight_is_told_of(tmp_path: Path) -> None:
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
     assert "lacks 1 of the weights, as model.layers.1.mlp.up_proj.weight" in load_model(text).notes[0]
+
+
+def test_weights_of_another_size_are_one_clear_line(tmp_path: Path) -> None:
+    text, _ = saved(tmp_path / "model")
+    write_folder(tmp_path / "model", LLAMA, intermediate_size=64)
+    with pytest.raises(InvalidModel, match=r"mlp.down_proj.weight is \(32, 48\), and config.json makes it \(32, 64\)"):
+        load_model(text)
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, torch.bfloat16), ("fp32", torch.float32)])

@@ -52,19 +52,19 @@ def load_folder(text: str, *, dtype: torch.dtype | None = None, weights: Weights
 
 
 def import_transformers(why: str) -> Any:
-    """The package, made quiet and kept off the network.
+    """The package, made quiet: without progress bars, and with errors only unless TRANSFORMERS_VERBOSITY says more.
 
     Raises:
         InvalidModel: it is not installed; the message begins with `why`.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when huggingface_hub is imported
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     make_torchvision_importable()
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise InvalidModel(f"{why}, and the package transformers is not installed.", INSTALL) from error
     transformers.utils.logging.disable_progress_bar()
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        transformers.utils.logging.set_verbosity_error()
     return transformers
 
 
@@ -92,6 +92,10 @@ def _build(
     if weights == "load" and folder.has_weights:
         return _with_weights(kind, folder, config, target)
     notes = folder.notes
+    stored = folder.settings.get("quantization_config")
+    if isinstance(stored, dict):
+        method = stored.get("quant_method", "a method of its own")
+        notes += (f"{folder.path} stores its weights quantised ({method}); here they are {str(target)[6:]}.",)
     if weights == "load":
         notes += (f"{folder.path} has no safetensors: the weights are random.",)
     device = "meta" if weights == "meta" else "cpu"
@@ -122,10 +126,16 @@ def _with_weights(kind: Any, folder: Folder, config: Any, dtype: torch.dtype) ->
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # checked below, in words of one line
             output_loading_info=True,
         )
 
     model, info = _attempt(f"The weights of {folder.path} cannot be loaded", load)
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
+        raise InvalidModel(
+            f"{folder.path}: the weight {name} is {tuple(stored)}, and config.json makes it {tuple(wanted)}.",
+            "Check config.json against the model's own.",
+        )
     missing = sorted(info["missing_keys"])
     if not missing:
         return model, folder.notes
