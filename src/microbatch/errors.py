@@ -89,7 +89,7 @@ class RankFailed(MicrobatchError):
     """A rank of a distributed step failed; said on every rank."""
 
 
-class RankOutOfMemory(RankFailed, MemoryError):
+class RankOutOfMemory(RankFailed):
     """A rank ran out of memory in a step whose ranks need each other in every layer; said on every rank."""
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from microbatch.batch.oom import drop_frames, is_out_of_memory, out_of_memory_rule, release
+from microbatch.errors import RankOutOfMemory
 
 ALLOCATION_FAILURES = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
@@ -35,6 +36,7 @@ ALLOCATION_FAILURES = [
     RuntimeError("hipErrorOutOfMemory"),
     RuntimeError("cuBLAS error: HIPBLAS_STATUS_ALLOC_FAILED"),
     RuntimeError("std::bad_alloc"),
+    RankOutOfMemory("Rank 1 ran out of memory.", "All ranks take smaller pieces."),
     MemoryError(),
     MemoryError("Unable to allocate 7.28 TiB for an array"),
     OSError(12, "Cannot allocate memory"),

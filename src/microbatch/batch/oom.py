@@ -9,6 +9,8 @@ import traceback
 
 import torch
 
+from microbatch.errors import RankOutOfMemory
+
 _RULES: tuple[tuple[str, str], ...] = (
     # PyTorch's caching allocators raise OutOfMemoryError; older or native paths raise RuntimeError with these texts.
     ("CUDA", r"\bCUDA out of memory\b|\bCUDA (driver )?error: out of memory\b"),
@@ -53,6 +55,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _own_rule(error: BaseException) -> str | None:
+    if isinstance(error, RankOutOfMemory):
+        return "a rank"
     if isinstance(error, MemoryError):
         return "Python"
     if isinstance(error, OSError):
