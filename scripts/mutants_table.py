@@ -352,7 +352,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "batch/test_split.py",
         ("if own is None or (own == 1 and reading.size > 1):", "if own is None:", "one entry for all goes whole"),
         ("if as_samples and as_members:", "if False:", "a list that reads in two ways is refused"),
-        ("    _changed(batch, _TOP, reading, lambda part: part)", "    pass", "what cannot be cut is told first"),
+        ("    reading.cut(batch)  # refuses", "    pass  # refuses", "what cannot be cut is told first"),
         ("or sum(sizes) != reading.size", "or False", "the pieces are the whole batch"),
     ),
     *_rows(

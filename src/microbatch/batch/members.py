@@ -36,23 +36,24 @@ def is_plain_sequence(value: object) -> bool:
 def members(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Name and value of each member of a container; nothing for what is none."""
     if isinstance(value, Mapping):
-        yield from ((_joined(path, key), item) for key, item in value.items())
+        yield from ((joined(path, key), item) for key, item in value.items())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((_joined(path, f.name), getattr(value, f.name)) for f in dataclasses.fields(value))
+        yield from ((joined(path, f.name), getattr(value, f.name)) for f in dataclasses.fields(value))
     elif hasattr(value, "_fields"):
-        yield from ((_joined(path, name), getattr(value, name)) for name in value._fields)
+        yield from ((joined(path, name), getattr(value, name)) for name in value._fields)
     elif is_plain_sequence(value):
         yield from ((f"{path or 'batch'}[{index}]", item) for index, item in enumerate(value))
 
 
-def _joined(path: str, name: object) -> str:
+def joined(path: str, name: object) -> str:
+    """Path of a member."""
     return f"{path}.{name}" if path else str(name)
 
 
 def rebuilt(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
     """A new container of the same type around changed members; what is no container is passed as it is."""
     if isinstance(value, Mapping):
-        return _rebuilt_mapping(value, {key: change(_joined(path, key), item) for key, item in value.items()})
+        return rebuilt_mapping(value, {key: change(joined(path, key), item) for key, item in value.items()})
     items = [change(name, item) for name, item in members(path, value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         result = copy.copy(value)
@@ -66,7 +67,8 @@ def rebuilt(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
     return value
 
 
-def _rebuilt_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def rebuilt_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A new mapping of the same type with these items."""
     if type(value) is dict:
         return items
     if not isinstance(value, MutableMapping):

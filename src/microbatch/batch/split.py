@@ -9,7 +9,8 @@ Pieces are views of the batch's tensors: nothing is copied.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,21 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from microbatch.batch.members import is_leaf, is_plain_sequence, leaf_size, leaves, members, rebuilt
+from microbatch.batch.members import (
+    is_leaf,
+    is_plain_sequence,
+    joined,
+    leaf_size,
+    leaves,
+    members,
+    rebuilt,
+    rebuilt_mapping,
+)
 from microbatch.batch.packed import cut_packed, cut_special, packed_size
 from microbatch.errors import InvalidBatch, InvalidBatchSizes
+
+_Cut = Callable[[int, int], Any]
+"""Items from one to another of what it was made for."""
 
 _TOP = ""
 """Path of the batch itself."""
@@ -86,28 +99,36 @@ class _Reading:
         samples: whether sequences that may hold samples or members hold samples; None where members beyond doubt
             give the size, which then decides for each.
         told: what `samples` is told to be for a list at the top.
+        packed: whether cumulative lengths say where its sequences end.
     """
 
     size: int
     samples: bool | None
     told: bool | None
+    packed: bool = False
+
+    def cut(self, batch: Any) -> _Cut:
+        """What gives the batch's items from one to another.
+
+        Raises:
+            InvalidBatch: what has entries, but not one per item.
+        """
+        if self.packed:
+            return partial(cut_packed, batch)
+        return _plan(batch, _TOP, self) or (lambda start, stop: batch)  # noqa: ARG005
 
 
 def _pieces(batch: Any, sizes: Sequence[int], reading: _Reading) -> Iterator[Any]:
-    start = 0
+    cut, start = reading.cut(batch), 0
     for size in sizes:
-        yield batch if size == reading.size else _cut(batch, start, start + size, reading)
+        yield batch if size == reading.size else cut(start, start + size)
         start += size
-
-
-def _cut(batch: Any, start: int, stop: int, reading: _Reading) -> Any:
-    if (packed := cut_packed(batch, start, stop)) is not None:
-        return packed
-    return _changed(batch, _TOP, reading, lambda part: _part(part, start, stop))
 
 
 def _part(value: Any, start: int, stop: int) -> Any:
     """Items of a sequence of samples, a tensor or an array."""
+    if type(value) is Tensor and value.layout == torch.strided and not value.is_nested:
+        return value[start:stop]
     if (special := cut_special(value, start, stop)) is not None:
         return special
     if isinstance(value, Tensor) and value.layout != torch.strided:
@@ -117,10 +138,10 @@ def _part(value: Any, start: int, stop: int) -> Any:
 
 def _read(batch: Any, told: bool | None) -> _Reading:
     if (packed := packed_size(batch)) is not None:
-        return _Reading(packed, None, told)
+        return _Reading(packed, None, told, packed=True)
     firm, open_ = dict(_firm(_TOP, batch, told)), dict(_undecided(_TOP, batch, told))
     reading = _Reading(_agreed(firm), None, told) if firm else _read_sequences(batch, open_, told)
-    _changed(batch, _TOP, reading, lambda part: part)  # refuses now what could not be cut later
+    reading.cut(batch)  # refuses now what could not be cut later
     return reading
 
 
@@ -180,20 +201,36 @@ def _holds_samples_only(sequence: Sequence[Any]) -> bool:
     return not dict(leaves("", sequence))
 
 
-def _changed(value: Any, path: str, reading: _Reading, change: Callable[[Any], Any]) -> Any:
-    """The batch with ``change`` of all that has one entry per item in its place; the rest as it is.
-
-    Raises:
-        InvalidBatch: what has entries, but not one per item.
-    """
+def _plan(value: Any, path: str, reading: _Reading) -> _Cut | None:
+    """How the batch is cut, found once for all pieces; None for what goes whole into every piece."""
     if is_leaf(value):
         own = leaf_size(value)
         if own is None or (own == 1 and reading.size > 1):
-            return value
-        return change(_checked(path, value, own, reading))
+            return None
+        _check(path, own, reading)
+        return partial(_part, value)
     if _may_hold_samples(path, value, reading.told) and _is_one_per_item(path, value, reading):
-        return change(_checked(path, value, len(value), reading))
-    return rebuilt(value, path, lambda name, item: _changed(item, name, reading, change))
+        _check(path, len(value), reading)
+        return partial(_part, value)
+    if isinstance(value, Mapping):
+        return _plan_of_mapping(value, path, reading)
+    cuts = {name: _plan(item, name, reading) for name, item in members(path, value)}
+    if not any(cuts.values()):
+        return None
+    return lambda start, stop: rebuilt(value, path, lambda name, item: _piece_of(item, cuts[name], start, stop))
+
+
+def _plan_of_mapping(value: Mapping[Any, Any], path: str, reading: _Reading) -> _Cut | None:
+    cuts = [(key, item, _plan(item, joined(path, key), reading)) for key, item in value.items()]
+    if not any(cut for _, _, cut in cuts):
+        return None
+    return lambda start, stop: rebuilt_mapping(
+        value, {key: item if cut is None else cut(start, stop) for key, item, cut in cuts}
+    )
+
+
+def _piece_of(item: Any, cut: _Cut | None, start: int, stop: int) -> Any:
+    return item if cut is None else cut(start, stop)
 
 
 def _is_one_per_item(path: str, value: Sequence[Any], reading: _Reading) -> bool:
@@ -207,10 +244,9 @@ def _is_one_per_item(path: str, value: Sequence[Any], reading: _Reading) -> bool
     return any(size not in (1, reading.size) for _, size in leaves(path, value)) and len(value) == reading.size
 
 
-def _checked(path: str, value: Any, own: int, reading: _Reading) -> Any:
+def _check(path: str, own: int, reading: _Reading) -> None:
     if own != reading.size:
         raise InvalidBatch(f"{path or 'The list'} has {own} entries in a batch of {reading.size} items.", _SAME)
-    return value
 
 
 def _agreed(sizes: dict[str, int]) -> int:

@@ -81,7 +81,7 @@ def _pair(name: str, value: Any) -> Pair:
         total = torch.tensor(float(total))
     if total.numel() != 1:
         raise InvalidLoss(f"The loss's sum has shape {tuple(total.shape)}.", "Add it up: return losses.sum(), weight.")
-    return Pair(total.reshape(()), _weight(weight))
+    return Pair(total.reshape(()) if total.dim() else total, _weight(weight))
 
 
 def _check_number(what: str, value: object) -> None:
