@@ -9,10 +9,17 @@
     │   ├── InvalidModel            a MODEL that cannot be loaded, or an example that does not fit it
     │   ├── InvalidBatch            a batch whose members disagree, or that cannot be cut into pieces
     │   ├── InvalidLoss             a loss that does not return a sum and its weight
-    │   └── InvalidSettings         options that contradict each other or lie outside their range
+    │   ├── InvalidSettings         options that contradict each other or lie outside their range
+    │   ├── InvalidOutput           a function to be batched that does not return one result for each item
+    │   └── RequestTooLarge         a request with more items than the queue takes, or more work than a batch may have
     ├── DoesNotFit                  a training step that runs out of memory at the smallest size; nothing was trained
     ├── RankFailed                  another rank of a distributed step failed, or is gone; no weights were changed
     │   └── RankOutOfMemory         it ran out of memory where all ranks must go through the same pieces
+    ├── NotServed                   a request that a server has no answer for
+    │   ├── Overloaded              the queue is full; when to try again is in `retry_after`, in seconds
+    │   ├── DeadlineExceeded        its deadline passed while it waited or ran
+    │   ├── Draining                the server is about to stop
+    │   └── WorkerDied              the process that ran it ended, and a retry did not help
     ├── ModelFailed                 the user's model raised; its text and the last size that worked are kept
     └── NoAnswer                    no honest answer is possible; the command line answers with exit status 3
         ├── TooNoisy                the machine is too noisy to tell the sizes apart
@@ -81,6 +88,14 @@ class InvalidSettings(UserError):
     """Options that contradict each other or lie outside their range."""
 
 
+class InvalidOutput(UserError):
+    """A function to be batched that does not return one result for each item."""
+
+
+class RequestTooLarge(UserError):
+    """A request with more items than the queue takes, or more work than a batch may have."""
+
+
 class DoesNotFit(MicrobatchError):
     """A step runs out of memory even in the smallest pieces."""
 
@@ -91,6 +106,34 @@ class RankFailed(MicrobatchError):
 
 class RankOutOfMemory(RankFailed):
     """A rank ran out of memory in a step whose ranks need each other in every layer; said on every rank."""
+
+
+class NotServed(MicrobatchError):
+    """A server has no answer for a request."""
+
+
+class Overloaded(NotServed):
+    """The queue is full.
+
+    Attributes:
+        retry_after: seconds after which what waits now will have been answered, at the rate measured.
+    """
+
+    def __init__(self, message: str, remedy: str = "", retry_after: float = 1.0) -> None:
+        super().__init__(message, remedy)
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(NotServed):
+    """The deadline of a request passed while it waited or ran."""
+
+
+class Draining(NotServed):
+    """The server is about to stop and takes no more requests."""
+
+
+class WorkerDied(NotServed):
+    """The process that ran a request ended, and a retry did not help."""
 
 
 class ModelFailed(MicrobatchError):
