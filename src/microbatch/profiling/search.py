@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -38,8 +39,8 @@ SHARE_FOR_TIMING = 0.8
 """The rest of the budget is for looking inside: memory, overhead, kernels, layers."""
 MOST_CALLS, VISIT_SECONDS = 3, 0.01
 """A visit to a size times it up to three times while that takes less than 10 ms: short calls scatter most."""
-ITEMS_FOR_GRID, MOST_ITEMS = 28, 44
-"""Timed items as multiples of the largest size: for the grid; and in all, unless noise forbids an answer."""
+ITEMS_FOR_GRID, MOST_ITEMS, LAST_ITEMS = 28, 44, 47
+"""Timed items as multiples of the largest size: for the grid; in all; and in all where noise forbids an answer."""
 GOOD_ENOUGH, MUST_KNOW = 0.025, 0.032
 """Standard error that a grid's sizes should reach, and the one (in the middle of all sizes) above which an answer is at
 risk: `explain` refuses at 0.035."""
@@ -87,6 +88,12 @@ class Search:
     def largest(self) -> int:
         """The largest size that ran."""
         return max(self.samples)
+
+    def items_of_visit(self, batch_size: int) -> int:
+        """Items that one visit to a size will time; short calls are timed more than once."""
+        known = self.samples.get(batch_size)
+        seconds = min(known.seconds) if known and known.seconds else VISIT_SECONDS
+        return batch_size * min(MOST_CALLS, max(1, math.ceil(VISIT_SECONDS / seconds)))
 
     def say(self, text: str) -> None:
         """Tell the reader what is being done."""
@@ -310,7 +317,7 @@ def _narrow(search: Search) -> None:
         beside = (neighbour for size in new for neighbour in _around(sizes, size))
         visited = {*new, *beside} if (levels.sigma or 0.0) > GOOD_ENOUGH else set(new)
         cost = 2 * rounds * sum(min(search.samples[s].seconds) for s in visited if s in search.samples)
-        items = search.timed_rows + rounds * sum(visited)
+        items = search.timed_rows + rounds * sum(map(search.items_of_visit, visited))
         if not new or search.elapsed + cost > end or items > MOST_ITEMS * search.largest:
             return
         tried.update(new)
@@ -332,11 +339,11 @@ def _repeat(search: Search, watch: LoadWatch) -> None:
             for size, seconds, error in zip(levels.batch_sizes, levels.seconds, levels.standard_error, strict=True)
             if error > SURE
         ]
-        affordable = grid.within(unsure, left / 3)
-        if float(np.median(levels.standard_error)) < MUST_KNOW:
-            affordable = grid.within(
-                [(float(s), s) for s in affordable], MOST_ITEMS * search.largest - search.timed_rows
-            )
+        most = MOST_ITEMS if float(np.median(levels.standard_error)) < MUST_KNOW else LAST_ITEMS
+        affordable = grid.within(
+            [(float(search.items_of_visit(size)), size) for size in grid.within(unsure, left / 3)],
+            most * search.largest - search.timed_rows,
+        )
         if not affordable:
             return
         search.measure_round(affordable, "repeating")
