@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ from microbatch.measure.calibrate import measure_device, slug
 from microbatch.measure.calibration import fit_constants
 from microbatch.measure.findings import Findings
 from microbatch.measure.fresh_pages import measure_fresh_bandwidth
-from microbatch.measure.host_work import Launch
+from microbatch.measure.host_work import Launch, find_launch, launch_calls
 from microbatch.measure.rounds import Call, time_rounds
-from microbatch.roofline.cpu import time_operator
+from microbatch.roofline.time import time_call
 
 
 @pytest.fixture
@@ -32,6 +33,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "_LARGEST_WEIGHTS", 4 << 20)
     monkeypatch.setattr(calibrate_cpu, "_LARGEST_WEIGHTS", 4 << 20)
     monkeypatch.setattr(calibrate, "TOO_BUSY", (1e9, 0.0))  # the machine of a test may be busy
+    monkeypatch.setattr(calibrate_cpu, "WORST_FIT", 1e9)
+    monkeypatch.setattr(calibrate_cpu, "PASSES", 1)
     monkeypatch.setattr(calibrate, "DTYPES", {"cpu": ("fp32", "fp64"), "cuda": ("fp32",)})
 
 
@@ -67,18 +70,18 @@ def test_planted_constants_are_found_again(small: None, monkeypatch: pytest.Monk
         constants=TRUE,
     )  # fmt: skip
     monkeypatch.setattr(calibrate_cpu, "cache_bytes", lambda: 8 << 20)
-    monkeypatch.setattr(
-        calibrate_cpu, "measure_launch", lambda seconds: Launch(in_model=9e-6, alone=5e-6, how="planted")
-    )
+    monkeypatch.setattr(calibrate_cpu, "find_launch", lambda times: Launch(in_model=9e-6, alone=5e-6, how="planted"))
     monkeypatch.setattr(calibrate_cpu, "measure_fresh_bandwidth", lambda size: TRUE["fresh_bandwidth_share"] * 2e10)
     found = Findings(conditions="planted", values={"flops.fp32": 1e11, "bandwidth": 2e10})
-    made: dict[str, float] = {}
+    made: dict[str, float] = dict.fromkeys(launch_calls(), 1.0)
     for group in calibrate_cpu.GROUPS:
         for probe in group.make():
-            made[probe.name] = probe.runs * time_operator(probe.operator, true, 1, 1).seconds
-    monkeypatch.setattr(calibrate_cpu, "time_rounds", lambda calls, seconds: {name: made[name] for name in calls})
+            launch = 5e-6 if group.alone else 9e-6
+            made[probe.name] = time_call(probe.work, replace(true, launch_seconds=launch), batch=2).seconds
+    monkeypatch.setattr(calibrate_cpu, "time_rounds", lambda calls, *_, **__: {name: made[name] for name in calls})
     list(calibrate_cpu.find_constants(found, torch.device("cpu"), 1.0))
     assert found.table("constants") == pytest.approx(TRUE, rel=0.03)
+    assert found.values["launch_seconds"] == pytest.approx(9e-6, rel=0.03)
 
 
 def test_probes_of_a_group_have_names_of_their_own(small: None) -> None:
@@ -87,15 +90,16 @@ def test_probes_of_a_group_have_names_of_their_own(small: None) -> None:
         assert len(set(names)) == len(names)
 
 
-def test_every_probe_runs_what_its_operator_says(small: None) -> None:
+def test_every_probe_runs_what_its_work_says(small: None) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     for group in calibrate_cpu.GROUPS:
         for probe in group.make():
-            if probe.operator.kind in ("matmul", "convolution"):
+            products = [o for o in probe.work.operators if o.kind in ("matmul", "convolution")]
+            if products:
                 with FlopCounterMode(display=False) as counter:
                     probe.call()
-                assert counter.get_total_flops() == probe.runs * probe.operator.flops(1)
+                assert counter.get_total_flops() == sum(o.repeat * o.flops(1) for o in products)
 
 
 def test_a_fit_keeps_what_nothing_depends_on() -> None:
@@ -178,3 +182,23 @@ def test_a_machine_that_others_use_is_not_measured(cores: int, threads: int, bus
     else:
         with pytest.raises(TooNoisy, match=f"{busy:.0%} of the cores"):
             calibrate._bearable(environment)
+
+
+def test_passes_in_which_others_were_busy_are_left_out() -> None:
+    passes = [(0.1, {"x": 3.0}), (1.5, {"x": 99.0}), (0.0, {"x": 1.0}), (0.3, {"x": 2.0})]
+    assert calibrate_cpu._typical(passes) == {"x": 2.0}
+    assert calibrate_cpu._typical([(1.5, {"x": 99.0}), (0.9, {"x": 7.0})]) == {"x": 7.0}
+
+
+def test_times_that_no_constants_explain_are_refused() -> None:
+    found = Findings(conditions="planted", values={"flops.fp32": 1e11, "bandwidth": 2e10, "launch_seconds": 5e-6})
+    group = calibrate_cpu.GROUPS[0]
+    launch = Launch(in_model=5e-6, alone=5e-6, how="")
+    with pytest.raises(TooNoisy, match="what any constants predict"):
+        calibrate_cpu._fit_group(found, group, group.make(), [1e-6, 1.0, 1e-6], launch)
+
+
+def test_host_work_is_what_the_layers_between_do_not_take() -> None:
+    units = find_launch({"products": 0.0, "both": 0.0, "alone": 1.0}).alone ** -1
+    found = find_launch({"products": 1.0, "both": 1.0 + 8 * units * 6e-6, "alone": units * 2e-6})
+    assert found.in_model == pytest.approx(6e-6) and found.alone == pytest.approx(2e-6)

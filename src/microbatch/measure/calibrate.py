@@ -23,11 +23,11 @@ from microbatch.measure.peaks import cache_bytes, cache_levels, measure_peaks
 from microbatch.units import format_bytes, format_rate
 
 DTYPES = {"cpu": ("fp32", "bf16", "fp16", "fp64"), "cuda": ("fp32", "tf32", "fp16", "bf16", "fp64")}
-BUDGET = 40.0
+BUDGET = 50.0
 TOO_BUSY = 0.6, 0.1
 """Cores, and share of all cores, that other processes may use beyond those left free. From the larger of the two on
 the figures say nothing about the machine: its threads wait for each other at every barrier, up to 64 ms each time."""
-PEAKS_SHARE = 0.35
+PEAKS_SHARE = 0.25
 """Of the budget for the rates of products; the rest is for the constants."""
 
 Progress = Callable[[float, str], None]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from microbatch.measure.rounds import time_rounds
 from microbatch.roofline.cpu import HOST_WORK, HOST_WORK_BY_NAME
 
 _WIDTH, _HEADS, _TOKENS = 32, 2, 4
-_BETWEEN, _COUNT = 512, 16
-"""Width of the Linear layers in between, with weights of 1 MB as a layer has, and how many different ones."""
+_BETWEEN, _COUNT = 1024, 8
+"""Width of the Linear layers in between, whose weights push everything else out of the inner caches, and how many."""
 
 _KINDS = (
     *("normalisation", "matmul", "gelu", "matmul", "elementwise"),
@@ -57,8 +57,8 @@ class Launch:
     how: str
 
 
-def measure_launch(seconds: float) -> Launch:
-    """Tiny operators of many kinds, by themselves and between Linear layers whose own time is taken off."""
+def launch_calls() -> dict[str, Callable[[], object]]:
+    """Tiny operators of many kinds: by themselves, and between Linear layers, whose own time is to be taken off."""
     mixed, x, numbers = _Mixed().eval(), torch.randn(1, _TOKENS, _WIDTH), torch.arange(_TOKENS)
     layers = [nn.Linear(_BETWEEN, _BETWEEN) for _ in range(_COUNT)]
     row = torch.randn(1, _BETWEEN)
@@ -72,7 +72,11 @@ def measure_launch(seconds: float) -> Launch:
             layer(row)
             mixed(x, numbers)
 
-    times = time_rounds({"products": products, "both": both, "alone": lambda: mixed(x, numbers)}, seconds)
+    return {"products": products, "both": both, "alone": lambda: mixed(x, numbers)}
+
+
+def find_launch(times: Mapping[str, float]) -> Launch:
+    """From the seconds of `launch_calls`."""
     units = sum((HOST_WORK | HOST_WORK_BY_NAME)[kind] for kind in _KINDS)
     between = (times["both"] - times["products"]) / _COUNT
     return Launch(

@@ -16,20 +16,23 @@ FEWEST_ROUNDS = 5
 Call = Callable[[], object]
 
 
-def time_rounds(calls: Mapping[str, Call], seconds: float, device: torch.device | str = "cpu") -> dict[str, float]:
+def time_rounds(
+    calls: Mapping[str, Call], seconds: float, device: torch.device | str = "cpu", *, at_least: int = FEWEST_ROUNDS
+) -> dict[str, float]:
     """Seconds of each call: the lower quartile over rounds in alternating order.
 
     Args:
         calls: by name.
-        seconds: how long to measure, about; there are at least `FEWEST_ROUNDS` rounds.
+        seconds: how long to measure, about.
         device: where they run.
+        at_least: rounds, however long they take.
     """
     end = time.perf_counter() + seconds
     for call in calls.values():
         warm_up(call, device)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     turn = 0
-    while turn < FEWEST_ROUNDS or time.perf_counter() < end:
+    while turn < at_least or time.perf_counter() < end:
         for name in calls if turn % 2 == 0 else reversed(list(calls)):
             samples[name].append(time_call(calls[name], device))
         turn += 1

@@ -66,6 +66,9 @@ number count here, since one thread copies them."""
 WINDOWS = {"max_pool2d_with_indices": 3.0, "max_pool2d": 3.0, "avg_pool2d": 2.0}
 """The same for one element of a pooling window: torch's loops over windows are not vectorised."""
 
+BIAS_PASSES = 3.0
+"""What it costs to write a bias into every row of a result first, over passing over the result once."""
+
 IM2COL = 0.7
 """The same for one element of the matrix into which torch's own convolution unfolds an image."""
 
@@ -97,7 +100,7 @@ LOOP_BELOW = 400
 PRODUCT_LAUNCHES = 0.1
 HALF_ROWS = 4
 """Rows of a batched product at which half of the rate is reached: the height of a register tile."""
-ATTENTION_ROW, ATTENTION_PAIR = 40.0, 0.25
+ATTENTION_ROW, ATTENTION_PAIR = 140.0, 0.55
 """Cost of one query and of one pair of query and key in fused attention, beside the products, over that of an exp."""
 
 
@@ -179,9 +182,14 @@ def _stored_bytes(operator: Operator, batch: float, sequence: float) -> float:
     """Bytes that this call reads and an earlier one has written or read: weights, keys and values."""
     weights = operator.weight_bytes(batch, sequence)
     gemm = operator.gemm
-    if weights or operator.kind != "matmul" or gemm is None or gemm.m(batch, sequence) > CACHED_ROWS:
+    if weights or operator.kind not in ("matmul", "attention") or gemm is None:
         return weights
-    return operator.read_bytes(batch, sequence)
+    return _kept(operator.read_bytes(batch, sequence), gemm.m(batch, sequence))
+
+
+def _kept(read_bytes: float, rows: float) -> float:
+    """Bytes of keys and values among those that a product without weights reads."""
+    return read_bytes if rows <= CACHED_ROWS else 0.0
 
 
 def _sizes(operator: Operator, spec: DeviceSpec, batch: float, sequence: float) -> Sizes:
@@ -209,7 +217,7 @@ def _product(s: Sizes) -> Parts:
         host=HOST_WORK["matmul"] * s.launch,
         weights=_weights(s, s.weight_bytes, s.m),
         arithmetic=s.flops / (s.peak * s.constants["product_efficiency"]),
-        moving=_moving(s, s.read_bytes + s.written_bytes * (1 + _has_bias(s))),
+        moving=_moving(s, s.read_bytes + s.written_bytes * (1 + BIAS_PASSES * _has_bias(s))),
         fresh=_fresh(s, s.written_bytes),
         evidence="weights read as they lie" if s.m <= 1 else "weights repacked",
     )
@@ -219,7 +227,7 @@ def _batched(s: Sizes) -> Parts:
     """Many small products: each has its own call unless it is tiny; the larger operand is read from where it lies."""
     calls = s.count if s.m * s.n * s.k >= LOOP_BELOW else 0.0
     rate = s.peak * s.constants["product_efficiency"] * _saturation(s.m, HALF_ROWS)
-    stored = s.read_bytes if s.m <= CACHED_ROWS else 0.0
+    stored = _kept(s.read_bytes, s.m)
     return Parts(
         host=(HOST_WORK["matmul"] + PRODUCT_LAUNCHES * calls) * s.launch,
         weights=stored / (s.spec.bandwidth * s.constants["vector_bandwidth_share"]),
@@ -273,13 +281,17 @@ def _convolution(s: Sizes) -> Parts:
 
 
 def _attention(s: Sizes) -> Parts:
-    """Fused attention: two products, and between them a maximum, exps and a sum of each row of scores."""
-    pairs = s.flops / max(4 * s.k, 1.0)
+    """Fused attention: two products, and between them a maximum, exps and a sum of each row of scores.
+
+    A causal mask saves nothing: blocks of scores are computed whole.
+    """
+    pairs, stored = s.count * s.m * s.n, _kept(s.read_bytes, s.m)
     return Parts(
         host=HOST_WORK["attention"] * s.launch,
-        arithmetic=s.flops / (s.peak * s.constants["attention_efficiency"]),
+        weights=stored / (s.spec.bandwidth * s.constants["vector_bandwidth_share"]),
+        arithmetic=max(s.flops, 4 * pairs * s.k) / (s.peak * s.constants["attention_efficiency"]),
         functions=_functions(s, ATTENTION_ROW * s.count * s.m + ATTENTION_PAIR * pairs),
-        moving=_moving(s, s.read_bytes + s.written_bytes),
+        moving=_moving(s, s.read_bytes + s.written_bytes - stored),
         fresh=_fresh(s, s.written_bytes),
     )
 
