@@ -13,7 +13,9 @@ def main() -> None:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
-    sys.exit(status)
+    from microbatch.cli.quick import leave
+
+    leave(status)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from microbatch.capture.fake import empty_like
 from microbatch.capture.moved import tensors_in
 from microbatch.capture.opaque import replaced
 from microbatch.capture.record import Record, Run
@@ -81,9 +83,7 @@ class Repeats:
 
     def _like(self, known: _Known, inputs: list[object], module: nn.Module) -> Any:
         made = [leaf for leaf in known.leaves if isinstance(leaf, Tensor)]
-        fresh: Iterator[Tensor] = (
-            tensor.detach() for tensor in made
-        )  # objects of their own, or joining two would count one
+        fresh: Iterator[Tensor] = map(_another, made)  # objects of their own, or joining two would count one
         if torch.is_grad_enabled():
             tied = [*tensors_in(inputs), *module.parameters()]
             fresh = iter(replaced(self.tally, lambda: tuple(map(_empty, made)), tied, lambda: None))
@@ -127,6 +127,12 @@ class _Passed:
 
 def _passed(leaf: object, places: dict[int, int]) -> bool:
     return id(leaf) in places and not isinstance(leaf, int | float | str | None)
+
+
+def _another(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, FakeTensor):
+        return empty_like(tensor, tensor.fake_mode, tensor.dtype)
+    return tensor.detach()
 
 
 def _empty(tensor: Tensor) -> Tensor:
