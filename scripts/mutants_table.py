@@ -410,4 +410,26 @@ MUTANTS: tuple[Mutant, ...] = (
         ("buffer.copy_(values)", "pass", "buffers are as before a mistake"),
         ("        _set_random_state(self.random)\n", "", "random state is as before a mistake"),
     ),
+    *_rows(
+        "curves/micro_batches.py",
+        "curves/test_micro_batches.py",
+        ("(sizes.num_micro_batches - 1) * self.adding", "sizes.num_micro_batches * self.adding", "the first adds nothing"),
+        ("full = sizes.num_micro_batches - bool(sizes.tail)", "full = sizes.num_micro_batches", "a tail is no full piece"),
+        ("return update + ", "return sizes.num_micro_batches * update + ", "one update a step"),
+    ),
+    *_rows(
+        "curves/micro_batch_choice.py",
+        "curves/test_micro_batches.py",
+        ("value * (1 - shares[size])", "value", "a piece holds no update"),
+        ("row.fits is not False]\n    chosen", "True]\n    chosen", "what does not fit is not chosen"),
+        ("round(line) + _gradients_left_out(memory)", "round(line)", "gradients of earlier pieces stand beside"),
+        ("0 if memory.fixed_bytes >= held else", "0 if False else", "gradients are counted once"),
+        ("accumulation * value * shares[size]", "value * shares[size]", "a predicted piece holds a part of an update"),
+        ("[*sizes, global_batch_size] if", "sizes if", "the whole batch is a size"),
+    ),
+    *_rows(
+        "profiling/search.py",
+        "profiling/test_search.py",
+        ("updates.append(min(update, seconds[-1]))", "updates.append(update)", "an update is a part of its call"),
+    ),
 )

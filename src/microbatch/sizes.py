@@ -86,7 +86,7 @@ class BatchSizes:
 
         Full micro-batches and a tail; where those would be fewer pieces than asked for (9 in 6), evened out.
         """
-        if self.num_micro_batches * self.micro_batch_size - self.global_batch_size < self.micro_batch_size:
+        if self._has_full_pieces:
             full, tail = divmod(self.global_batch_size, self.micro_batch_size)
             return (self.micro_batch_size,) * full + ((tail,) if tail else ())
         small, larger = divmod(self.global_batch_size, self.num_micro_batches)
@@ -95,8 +95,15 @@ class BatchSizes:
     @property
     def tail(self) -> int:
         """Items in the last piece when it is smaller than the first, else 0."""
-        last = self.pieces[-1]
-        return last if last < self.micro_batch_size else 0
+        if self._has_full_pieces:
+            return self.global_batch_size % self.micro_batch_size
+        small, larger = divmod(self.global_batch_size, self.num_micro_batches)
+        return small if larger else 0
+
+    @property
+    def _has_full_pieces(self) -> bool:
+        """Whether all pieces but the last are full; else they are evened out."""
+        return self.num_micro_batches * self.micro_batch_size - self.global_batch_size < self.micro_batch_size
 
     def require_equal(self, engine: str) -> BatchSizes:
         """The same sizes, for an engine that needs equal pieces.

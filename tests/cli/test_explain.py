@@ -62,11 +62,15 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
     monkeypatch.setattr("microbatch.profiling.explain.explain", fake)
     options = ["--device", "a100", "--gemm", "4096x22016", "--objective", "balanced", "--latency-target", "5ms"]
+    options += ["--global-batch", "128"]
     assert run(["explain", "x.csv", *options, "--json"]) == 0
     device = seen.pop("device")
     assert isinstance(device, DeviceSpec)
     assert device.name == "a100-80gb-sxm"
-    assert seen == {"curve": "x.csv", "gemm": (4096, 22016), "objective": "balanced", "latency_target": 0.005}
+    assert seen == {
+        "curve": "x.csv", "gemm": (4096, 22016), "objective": "balanced", "latency_target": 0.005,
+        "global_batch_size": 128,
+    }  # fmt: skip
     assert json.loads(capsys.readouterr().out)["noise"] is None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from microbatch.measure.timer import SHORTEST_SECONDS, time_call, warm_up
+from microbatch.measure.timer import SHORTEST_SECONDS, Stopwatch, time_call, warm_up
 
 
 class Clock:
@@ -66,3 +66,22 @@ def test_what_the_call_raises_passes_through() -> None:
 
     with pytest.raises(KeyError, match="mask"):
         time_call(fails)
+
+
+def test_a_stopwatch_takes_a_part_of_a_call() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock=clock)
+    before, part, after = (clock.work(ns) for ns in (5_000_000, 2_000_000, 1_000_000))
+
+    def call() -> None:
+        before()
+        watch.start()
+        assert watch.seconds is None, "the part is not over"
+        part()
+        watch.stop()
+        after()
+
+    assert watch.seconds is None
+    for _ in range(2):
+        assert time_call(call, clock=clock) == pytest.approx(8e-3)
+        assert watch.seconds == pytest.approx(2e-3)

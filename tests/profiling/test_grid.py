@@ -86,3 +86,10 @@ def test_bisection_finds_any_edge(low: int, width: int) -> None:
 
 def test_wide_gaps() -> None:
     assert grid.wide_gaps([1, 2, 4, 5, 6]) == [(2, 4)]
+
+
+def test_sizes_that_are_wanted_come_right_after_the_powers_of_two() -> None:
+    groups = grid.levels_of_detail(100, wanted=(13, 25, 50, 100, 200))
+    assert groups[1] == [13, 25, 50, 100]
+    costs_little = grid.choose_sizes(groups, lambda _: 1.0, allowance=18.0, rounds=1, largest_items=10**9)
+    assert costs_little == [1, 2, 4, 8, 13, 16, 32, 64, 100]

@@ -11,6 +11,7 @@ import pytest
 import microbatch
 from microbatch.curves.codec import dump_profile, load_profile
 from microbatch.curves.explanation import Explanation
+from microbatch.curves.micro_batch_choice import choose_micro_batches
 from microbatch.errors import InvalidDevice, InvalidSettings
 from microbatch.hardware.catalogue import load_device
 from microbatch.hardware.device_spec import DeviceSpec
@@ -18,7 +19,9 @@ from microbatch.profiling.explain import explain
 from microbatch.profiling.predict import find_device, predict
 from microbatch.profiling.predict_clock import Settings
 from microbatch.profiling.predict_work import predict_work
+from microbatch.roofline.balance import with_rates
 from microbatch.roofline.time import time_call
+from microbatch.roofline.training import with_optimizer
 from microbatch.work.operators import Work
 from tests.roofline import works
 from tests.roofline.test_training import training_work
@@ -203,3 +206,17 @@ def test_a_dtype_that_the_device_lacks_is_named_with_those_it_has() -> None:
 def test_training_on_several_devices_is_refused() -> None:
     with pytest.raises(InvalidSettings, match="several devices"):
         predict(training_work(), "8xh200")
+
+
+def test_a_predicted_step_counts_its_update_once() -> None:
+    spec = works.plain("a100")
+    own = with_optimizer(with_rates(training_work(), spec), "adam")
+    call = time_call(own, spec, batch=16)
+    update = call.operators[-1].seconds
+    assert update > 0.05 * call.seconds
+    found = choose_micro_batches(predict(training_work(), spec, sizes=(16,)), 64)
+    row = next(row for row in found.rows if row.micro_batch_size == 16)
+    assert row.step_seconds == pytest.approx(4 * (call.seconds - update) + update, rel=1e-9)
+    shared = choose_micro_batches(predict(training_work(), spec, sizes=(16,), accumulation=4), 64)
+    row = next(row for row in shared.rows if row.micro_batch_size == 16)
+    assert row.step_seconds == pytest.approx(4 * (call.seconds - update) + update, rel=0.02)

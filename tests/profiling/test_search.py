@@ -26,6 +26,7 @@ class Machine:
     largest: int = LARGEST_BATCH
     error_at: Callable[[int], Exception | None] = lambda _: None
     batch_size: int = 4
+    update_seconds: float | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     now: float = 0.0
     calls: list[int] = field(default_factory=list)
@@ -165,3 +166,21 @@ def test_progress_says_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     reach(search, 8)
     assert said[0][1] == "finding the range: batch 1"
     assert all(0.0 <= fraction <= 1.0 for fraction, _ in said)
+
+
+def test_the_update_is_kept_beside_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never longer than the call it is a part of: a call of a few microseconds is a mean over several."""
+    machine = Machine(lambda b: 1e-3 * b, update_seconds=2e-3)
+    search = start(monkeypatch, machine)
+    for size in (1, 8):
+        assert search.measure(size)
+    points = search.points()
+    assert [point.update_samples for point in points] == [(1e-3,) * len(points[0].samples), (2e-3,) * 2]
+    assert [len(point.samples) for point in points] == [3, 2]
+
+
+def test_sizes_that_are_wanted_are_measured_within_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = start(monkeypatch, Machine(lambda b: 1e-4 * (20 + b)))
+    reach(search, 100)
+    refine(search, cast(Any, Watch()), wanted=(13, 39, 200))
+    assert {13, 39} <= set(search.samples) and max(search.samples) == 100

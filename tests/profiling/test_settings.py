@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from microbatch.curves.explanation import Binding, Cliff, Explanation, Recommendation, Ridge
+from microbatch.curves.micro_batches import MicroBatch, MicroBatches
 from microbatch.curves.profile import Environment, Point, Profile
 from microbatch.errors import InvalidSettings
 from microbatch.profiling.settings import STACKS, emit
@@ -100,6 +101,36 @@ def test_lightning() -> None:
 def test_deepspeed_is_strict_json() -> None:
     settings = json.loads(emit(_explanation("training"), "deepspeed"))
     assert settings == {"train_micro_batch_size_per_gpu": 392, "gradient_accumulation_steps": 1}
+
+
+def cut(*numbers: tuple[int, int, float]) -> Explanation:
+    """A global batch of 1000 in pieces of some sizes: (size, number, seconds)."""
+    rows = tuple(
+        MicroBatch(
+            micro_batch_size=size, num_micro_batches=number, tail=1000 - (number - 1) * size if 1000 % size else 0,
+            step_seconds=seconds, samples_per_second=1000 / seconds, chosen=index == 0,
+        )
+        for index, (size, number, seconds) in enumerate(numbers)
+    )  # fmt: skip
+    found = MicroBatches(global_batch_size=1000, rows=rows, limited_by="saturated", reason="Larger ones gain nothing.")
+    return replace(_explanation("training"), micro_batches=found)
+
+
+def test_a_global_batch_is_written_in_its_equal_pieces() -> None:
+    """128 would be the fastest, and 125 the smallest within 2 % of the fastest among those that divide 1000."""
+    explanation = cut((128, 8, 1.0), (125, 8, 1.1), (200, 5, 1.09))
+    assert json.loads(emit(explanation, "deepspeed")) == {
+        "train_micro_batch_size_per_gpu": 125, "gradient_accumulation_steps": 8,
+    }  # fmt: skip
+    text = emit(explanation, "transformers")
+    assert '"per_device_train_batch_size": 125' in text and '"gradient_accumulation_steps": 8' in text
+    assert "# 125 x 8 = 1000: the fastest of equal pieces, 909 rows/s. Larger ones gain nothing." in text
+    assert "accumulate_grad_batches: 8\n" in emit(explanation, "lightning")
+
+
+def test_a_global_batch_without_equal_pieces_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match="cuts 1000 into equal pieces"):
+        emit(cut((128, 8, 1.0)), "deepspeed")
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -62,6 +62,11 @@ def test_a_profile_holds_what_it_promises_and_leaves_the_model_alone(mode: str, 
     assert all(point.flops and point.moved_bytes for point in measured.points)
     assert measured.timed_rows == sum(point.batch_size * len(point.samples) for point in measured.points)
     assert measured.peaks.flops and measured.memory is not None and measured.environment.versions["torch"]
+    trained = mode == "training"
+    assert all(len(point.update_samples) == trained * len(point.samples) for point in measured.points)
+    assert all(0 < u < s for point in measured.points for u, s in zip(point.update_samples, point.samples))
+    assert bool(measured.adding_samples) == trained
+    assert all((point.beside_gradients_bytes is not None) == trained for point in measured.points)
     looked_at = [point for point in measured.points if point.peak_bytes is not None]
     for point in looked_at:
         assert point.predicted_peak_bytes == pytest.approx(point.peak_bytes, rel=0.05)
@@ -70,6 +75,13 @@ def test_a_profile_holds_what_it_promises_and_leaves_the_model_alone(mode: str, 
     path = tmp_path / "p.json"
     path.write_bytes(dump_profile(measured))
     assert load_profile(path) == measured
+
+
+def test_further_sizes_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[object] = []
+    monkeypatch.setattr(sweep, "refine", lambda *given: wanted.append(given[-1]))
+    profile(small_model(), torch.randn(4, 64), budget=1.0, max_batch_size=2, sizes=(25, 50))
+    assert wanted == [(25, 50)]
 
 
 def test_work_is_proportional_to_the_batch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from microbatch.errors import InvalidModel, InvalidSettings
+from microbatch.measure.memory import measure_peak_bytes
+from microbatch.measure.timer import time_call
 from microbatch.profiling.loss import loss_of
-from microbatch.profiling.workload import MODES, Workload, structure_of
+from microbatch.profiling.optimizers import add_weights_to_gradients
+from microbatch.profiling.workload import MODES, TIMES_ADDED, Workload, structure_of
 
 
 class Net(nn.Module):
@@ -314,3 +318,61 @@ def test_an_example_made_by_size_is_what_the_model_gets() -> None:
         work.prepare(5)()
         assert not work.trains and not work.repeats_rows
     assert seen[0].flatten().tolist() == [0, 1, 2, 3, 4]
+
+
+class SleepyOptimizer(torch.optim.SGD):
+    """An update that takes at least 20 ms."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        time.sleep(0.02)
+        super().step()
+
+
+def test_the_update_is_timed_apart_from_forward_and_backward() -> None:
+    class SleepyModel(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(0.03)
+            return super().forward(x)
+
+    with Workload(SleepyModel(), (X,), mode="training", optimizer=lambda p: SleepyOptimizer(p, lr=0.1)) as workload:
+        before = workload.update_seconds
+        assert before is None, "nothing ran yet"
+        whole = time_call(workload.prepare(4))
+        assert workload.update_seconds is not None
+        assert 0.02 <= workload.update_seconds <= whole - 0.03
+    with Workload(Net(), (X,)) as workload:
+        workload.prepare(4)()
+        assert workload.update_seconds is None
+
+
+def test_adding_gradients_is_timed_on_those_of_the_model() -> None:
+    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4))
+    with Workload(model, (torch.tensor([1, 2]),), mode="training", optimizer=torch.optim.SGD) as workload:
+        seconds = workload.time_adding(3)
+        assert len(seconds) == TIMES_ADDED and all(value > 0 for value in seconds)
+        assert all(parameter.grad is None for parameter in workload.model.parameters())
+    weight, idle = nn.Parameter(torch.full((2,), 3.0)), nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(2)
+    add_weights_to_gradients([weight, idle])
+    assert weight.grad.tolist() == [4.0, 4.0] and idle.grad is None
+
+
+@pytest.mark.parametrize("size", [2, 64])
+def test_peaks_beside_the_gradients_of_earlier_pieces_are_predicted(size: int) -> None:
+    """The real thing: forward, backward and update while gradients stand, against a prediction that ran nothing."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    with Workload(model, (torch.randn(2, 64),), mode="training") as workload:
+        alone = workload.predict_peak(size).peak_bytes
+        beside = workload.predict_peak(size, beside_gradients=True).peak_bytes
+        step = workload.prepare(size)
+        step()
+        for parameter in workload.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        held = [*workload.model.parameters(), *(p.grad for p in workload.model.parameters() if p.grad is not None)]
+        optimizer = workload._optimizer
+        assert optimizer is not None
+        held += [value for state in optimizer.state.values() for value in state.values()]
+        args, _ = workload.example(size)
+        wanted = measure_peak_bytes(step, held=[*held, *(a for a in args if isinstance(a, Tensor))])
+    assert beside == pytest.approx(wanted, rel=0.05)
+    assert beside >= alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from microbatch.errors import DoesNotFit, InvalidProfile
 from microbatch.measure.memory import measure_peak_bytes
 from microbatch.measure.storages import bytes_of
 from microbatch.training.memory_model import MemoryModel, largest_piece
+from microbatch.training.micro_batch_size import from_profile
 from microbatch.training.step import TrainStep
 
 WIDTH, ITEMS = 64, 128
@@ -229,6 +231,21 @@ def test_a_profile_decides_without_a_pass(limit: int | None, size: int) -> None:
     result = made(Network(calls), profile=PROFILE, memory_limit=limit)(batch())
     assert result.micro_batch_size == size
     assert len(calls) == result.num_micro_batches
+
+
+def test_a_profile_counts_one_update_a_step() -> None:
+    """16 pieces of 8 take 16 · 3 + 9 = 57, 8 of 16 take 8 · 6 + 9; with an update in each piece 32 would win."""
+    times = {8: 3.0, 16: 6.0, 32: 14.0}
+    points = tuple(Point(batch_size=b, samples=(t + 9,), update_samples=(9.0,)) for b, t in times.items())
+    found = from_profile(Profile(points=points, mode="training"), ITEMS, None)
+    assert (found.micro_batch_size, found.largest) == (8, 32)
+    old = tuple(replace(point, update_samples=()) for point in points)
+    assert from_profile(Profile(points=old, mode="training"), ITEMS, None).micro_batch_size == 32
+
+
+def test_a_profile_in_which_nothing_fits_is_refused() -> None:
+    with pytest.raises(InvalidProfile, match="No micro-batch of the profile fits: one of 1 needs 110 B, and 50 B"):
+        made(Network([]), profile=PROFILE, memory_limit=50)(batch())
 
 
 def test_a_profile_of_inference_is_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from microbatch.curves.micro_batches import step_seconds
 from microbatch.training.size_limit import QUIET_STEPS, SizeLimit, smaller
 from microbatch.training.size_search import (
     ITEMS_IN_BATCHES,
@@ -19,7 +20,6 @@ from microbatch.training.size_search import (
     next_prediction,
     next_size,
     sizes_of,
-    step_seconds,
 )
 
 BATCH = st.integers(1, 5000)

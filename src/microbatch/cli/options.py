@@ -84,6 +84,27 @@ out_option = click.option(
 )
 
 
+global_batch_option = click.option(
+    "--global-batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --mode training: items of one optimizer step; compares the micro-batch sizes that it can be cut into.",
+)
+
+
+def check_global_batch(global_batch: int | None, mode: str) -> None:
+    """Refuse, before anything runs, a global batch where no step is trained.
+
+    Raises:
+        UsageError: another mode than training.
+    """
+    if global_batch is not None and mode != "training":
+        raise click.UsageError(
+            f"--global-batch {global_batch} is cut into micro-batches of one optimizer step; it needs --mode training, "
+            f"not {mode}."
+        )
+
+
 def objective_options(function: Function) -> Function:
     """``--objective`` and ``--latency-target``: what "best" means."""
     target = click.option(

@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from microbatch.curves.profile import SCHEMA_VERSION, Profile
 from microbatch.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from microbatch.curves.explanation import Explanation
 
 RAW_FORMS = (".json", ".csv")
 """What a profile can be written as before it is explained."""
@@ -42,6 +45,11 @@ def answer(result: Result, outputs: Sequence[Path], *, as_json: bool) -> None:
     print(to_text(result))
     for path in outputs:
         print(f"Wrote {path}")
+
+
+def no_piece_fits(explanation: Explanation) -> bool:
+    """Whether a global batch was asked for that fits in no micro-batch of any size that is known."""
+    return explanation.micro_batches is not None and explanation.micro_batches.chosen is None
 
 
 def write(result: Result, outputs: Sequence[Path]) -> None:

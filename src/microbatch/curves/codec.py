@@ -119,6 +119,23 @@ def _checked(path: Path, profile: Profile) -> Profile:
                 raise InvalidProfile(
                     f"{path}: batch size {point.batch_size} took {seconds} seconds.", "Times must be above zero."
                 )
+        _check_updates(path, point)
+    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in profile.adding_samples):
+        raise InvalidProfile(f"{path} adds gradients in {min(profile.adding_samples)} seconds.", FORM)
     if profile.source == "csv" and len(sizes) == 1:
         raise InvalidProfile(f"{path} holds one batch size, {sizes[0]}: no curve.", "Measure at least two.")
     return replace(profile, points=tuple(sorted(profile.points, key=lambda point: point.batch_size)))
+
+
+def _check_updates(path: Path, point: Point) -> None:
+    updates = point.update_samples
+    if updates and len(updates) != len(point.samples):
+        raise InvalidProfile(
+            f"{path}: batch size {point.batch_size} has {len(point.samples)} samples, {len(updates)} of updates.", FORM
+        )
+    for update, sample in zip(updates, point.samples, strict=False):
+        if not 0 <= update <= sample:
+            raise InvalidProfile(
+                f"{path}: batch size {point.batch_size} took {sample} seconds, and {update} of them to update.",
+                "The update is a part of the whole.",
+            )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from microbatch.curves.beside import Beside
+from microbatch.curves.micro_batches import MicroBatches, micro_batches_document
 from microbatch.curves.profile import Profile
 from microbatch.notebook import notebook_form
 
@@ -179,6 +180,8 @@ class Explanation:
     warnings: tuple[str, ...] = field(default=())
     beside: Beside | None = None
     """A measurement of the same model laid beside a prediction."""
+    micro_batches: MicroBatches | None = None
+    """A global batch cut into pieces of each size, where one was given."""
 
     def point(self, batch_size: int) -> Binding:
         """The point at a measured size."""
@@ -196,6 +199,7 @@ class Explanation:
         del own["profile"]
         raw = {point["batch_size"]: point for point in document["points"]}
         own["points"] = [raw[point["batch_size"]] | point for point in own["points"]]
+        own |= micro_batches_document(self.micro_batches)
         own["cliffs"] = [_with_edges(cliff) for cliff in own["cliffs"]]
         own["warnings"] = list(dict.fromkeys([*document["warnings"], *self.warnings]))
         return document | own

@@ -11,6 +11,8 @@ from microbatch.curves.levels import Floats
 
 NEAR_BEST = 0.98
 """The smallest size within 2 % of the best throughput is as good as the best, and answers sooner."""
+STILL_RISING = 1.05
+"""Gain of the last doubling above which a larger size is worth a try."""
 PAD_TOLERANCE = 1.02
 PAD_LEAST_GAIN = 0.97
 

@@ -21,6 +21,8 @@ class Point:
     """The interleaved round of each sample; empty when unknown (a CSV measured by someone else)."""
     times: tuple[float, ...] = ()
     """When each sample was taken, in seconds since the start; empty when unknown."""
+    update_samples: tuple[float, ...] = ()
+    """Of each sample of a training step, the seconds in which the optimizer updated; empty when not timed apart."""
     first_call_seconds: float | None = None
     """The first call at this shape: kernel selection, allocation, compilation."""
     flops: float | None = None
@@ -33,6 +35,8 @@ class Point:
     """Most bytes alive at once while this size ran: tensors on a CPU, the allocator's peak on a GPU."""
     predicted_peak_bytes: int | None = None
     """The same, predicted before it ran."""
+    beside_gradients_bytes: int | None = None
+    """The same, predicted for a piece that runs after others of its training step, whose gradients stand."""
     page_faults: float | None = None
     """Minor page faults of one call."""
     allocator_retries: int | None = None
@@ -201,6 +205,8 @@ class Profile:
     weight_bytes: int | None = None
     compile_count: int | None = None
     compile_seconds: float | None = None
+    adding_samples: tuple[float, ...] = ()
+    """Seconds in which one more piece's gradients are added to those of the pieces before it; empty when unknown."""
     timed_rows: int = 0
     """Items in all timed calls together: the price of the measurement."""
     wall_seconds: float | None = None

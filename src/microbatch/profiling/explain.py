@@ -14,6 +14,7 @@ from microbatch.curves.codec import load_profile
 from microbatch.curves.exact import exact_shape
 from microbatch.curves.explanation import Binding, Cliff, Drop, Explanation, Fit, Padding, Recommendation, Ridge
 from microbatch.curves.levels import Floats, Levels, find_levels
+from microbatch.curves.micro_batch_choice import choose_micro_batches
 from microbatch.curves.profile import Profile
 from microbatch.curves.ridge import find_fit, find_ridge, fitted_seconds
 from microbatch.errors import InvalidSettings, TooNoisy
@@ -42,6 +43,7 @@ def explain(
     latency_target: float | None = None,
     device: DeviceSpec | None = None,
     gemm: tuple[int, int] | None = None,
+    global_batch_size: int | None = None,
 ) -> Explanation:
     """Names the batch size to use and the ones to avoid, each with its reason.
 
@@ -52,9 +54,11 @@ def explain(
         latency_target: seconds that one call may take.
         device: the device's figures, for predicted ridges and, with `gemm`, tile and wave arithmetic.
         gemm: (K, N) of the weight, when the curve is one matrix product.
+        global_batch_size: items of one optimizer step, for a profile of training: what micro-batches of each size take.
 
     Raises:
-        InvalidProfile: the file cannot be used.
+        InvalidProfile: the file cannot be used, or is not one of training where a global batch size is given.
+        InvalidBatchSizes: a global batch size that is not a whole number of 1 or more.
         InvalidSettings: an unknown objective, a target that is not above zero, or `gemm` without `device`.
         TooNoisy: the times scatter so much that a cliff of 10 % could not be seen.
     """
@@ -74,6 +78,7 @@ def explain(
     sizes = levels.batch_sizes
     recommended = _recommend(profile, seconds, half_width, cliffs, objective, latency_target, levels)
     within = choose.within_target(seconds * np.exp(half_width), latency_target) if latency_target else []
+    cut = choose_micro_batches(profile, global_batch_size, points=points) if global_batch_size is not None else None
     return Explanation(
         profile=profile,
         recommended=recommended,
@@ -91,8 +96,9 @@ def explain(
         period=period,
         noise=levels.sigma,
         points=points,
+        micro_batches=cut,
         utilisation=wording.utilisation(points, recommended.batch_size),
-        warnings=wording.warnings(profile, levels),
+        warnings=(*wording.warnings(profile, levels), *(cut.warnings if cut else ())),
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -110,23 +110,37 @@ def with_memory(points: Sequence[Point], workload: Workload, sizes: Sequence[int
     """Points with the predicted peak, and the measured one at the given sizes.
 
     Predicted at `sizes` and at both ends, and between them on straight lines: the peak is a maximum of lines, so
-    this errs on the safe side.
+    this errs on the safe side. In training also for a piece that finds the gradients of earlier ones.
     """
     asked = sorted({points[0].batch_size, *sizes, points[-1].batch_size})
-    predicted = {size: peak for size in asked if (peak := _predicted_peak(workload, size)) is not None}
+    predicted = _predicted_peaks(workload, asked)
+    beside_gradients = _predicted_peaks(workload, asked, beside_gradients=True) if workload.trains else {}
 
     def filled(point: Point) -> Point:
         size = point.batch_size
-        guess = round(float(np.interp(size, list(predicted), list(predicted.values())))) if predicted else None
         peak = workload.measure_peak_bytes(size) if size in sizes else None
-        return replace(point, predicted_peak_bytes=guess, peak_bytes=peak)
+        return replace(
+            point,
+            predicted_peak_bytes=_on_lines(predicted, size),
+            beside_gradients_bytes=_on_lines(beside_gradients, size),
+            peak_bytes=peak,
+        )
 
     return tuple(map(filled, points))
 
 
-def _predicted_peak(workload: Workload, size: int) -> int | None:
+def _predicted_peaks(workload: Workload, sizes: Sequence[int], *, beside_gradients: bool = False) -> dict[int, int]:
+    found = ((size, _predicted_peak(workload, size, beside_gradients)) for size in sizes)
+    return {size: peak for size, peak in found if peak is not None}
+
+
+def _on_lines(peaks: Mapping[int, int], size: int) -> int | None:
+    return round(float(np.interp(size, list(peaks), list(peaks.values())))) if peaks else None
+
+
+def _predicted_peak(workload: Workload, size: int, beside_gradients: bool) -> int | None:
     try:
-        return workload.predict_peak(size).peak_bytes
+        return workload.predict_peak(size, beside_gradients=beside_gradients).peak_bytes
     except Exception as error:  # whatever the model does on fake tensors
         logger.info("memory at batch %d not predicted: %s", size, error)
         return None

@@ -43,15 +43,16 @@ def estimate(sizes: Sequence[int], seconds: Sequence[float]) -> SecondsOf:
     return seconds_of
 
 
-def levels_of_detail(top: int, edges: Iterable[int] = ()) -> list[list[int]]:
+def levels_of_detail(top: int, edges: Iterable[int] = (), wanted: Iterable[int] = ()) -> list[list[int]]:
     """Sizes up to `top` in groups, the most telling first.
 
-    Powers of two, every size to 16 and the sizes between; predicted wave edges; both sides of the tile edges where
-    kernels change; then ever finer multiples. Each later group makes gaps smaller.
+    Powers of two; those that are wanted; every size to 16 and the sizes between; predicted wave edges; both sides of
+    the tile edges where kernels change; then ever finer multiples. Each later group makes gaps smaller.
     """
     powers = doublings(top)
     groups = [
         powers,
+        list(wanted),
         [*range(1, 17), *(3 * size // 2 for size in powers if size >= 8)],
         [size for edge in edges for size in (edge, edge + 1)],
         [size + 1 for size in powers if size >= 16],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -42,3 +43,22 @@ def as_on_device(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
+
+
+def with_gradients(parameters: Sequence[nn.Parameter], step: Callable[[], object]) -> Callable[[], object]:
+    """The step as it runs when earlier pieces of its batch have left their gradients behind."""
+
+    def later() -> object:
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        return step()
+
+    return later
+
+
+def add_weights_to_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """What one more piece adds to its own backward: something of the size of each gradient is read and added to it."""
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is not None and parameter.grad.layout == torch.strided:
+                parameter.grad.add_(parameter)

@@ -70,6 +70,12 @@ def _decode(whole: Work, spec: DeviceSpec, settings: Settings) -> DecodeLimits |
     )
 
 
+def update_seconds(clock: Clock, size: int, settings: Settings) -> float:
+    """Seconds of the optimizer's step in one call; adding up gradients belongs to each piece."""
+    times = zip(clock.work.operators, clock.call(size).operators, strict=True)
+    return sum(o.repeat * t.seconds for o, t in times if o.kind == "optimizer" and o.name == settings.optimizer)
+
+
 def _optimizer(clock: Clock, settings: Settings, points: Sequence[Point]) -> OptimizerShare:
     first = points[0].batch_size
     times = zip(clock.work.operators, clock.call(first).operators, strict=True)

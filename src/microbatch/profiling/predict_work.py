@@ -12,7 +12,7 @@ from microbatch.errors import InvalidSettings
 from microbatch.hardware.device_spec import DeviceSpec
 from microbatch.profiling.predict_clock import Clock, Settings
 from microbatch.profiling.predict_layers import predict_layers
-from microbatch.profiling.predict_limits import predict_limits
+from microbatch.profiling.predict_limits import predict_limits, update_seconds
 from microbatch.profiling.predict_memory import work_memory
 from microbatch.profiling.predict_sizes import LARGEST_BATCH, choose_sizes, reach
 from microbatch.profiling.predict_surface import predict_surface
@@ -49,7 +49,7 @@ def predict_work(work: Work, spec: DeviceSpec, settings: Settings, *, memory: Me
     clock = Clock(own, spec, sequence, settings.launches)
     top, stopped_by = _range(clock, settings, memory)
     sizes = choose_sizes(clock.seconds, top, settings.sizes)
-    points = tuple(_point(clock, size, memory) for size in sizes)
+    points = tuple(_point(clock, size, memory, settings) for size in sizes)
     layer_sizes = sorted({*_ends(points), *(size for size in settings.layer_sizes if size in sizes)})
     return Profile(
         points=points,
@@ -97,12 +97,13 @@ def _range(clock: Clock, settings: Settings, memory: MemoryCurve | None) -> tupl
     return max(top, min(most, max(settings.sizes, default=1))), ended
 
 
-def _point(clock: Clock, size: int, memory: MemoryCurve | None) -> Point:
+def _point(clock: Clock, size: int, memory: MemoryCurve | None, settings: Settings) -> Point:
     call, work = clock.call(size), clock.work
     overhead = sum(o.repeat * t.overhead_seconds for o, t in zip(work.operators, call.operators, strict=True))
     return Point(
         batch_size=size,
         samples=(call.seconds,),
+        update_samples=(update_seconds(clock, size, settings),) if work.mode == "training" else (),
         flops=work.flops(size, clock.sequence),
         moved_bytes=moved_bytes(work, size, clock.sequence),
         overhead_seconds=overhead,

@@ -57,6 +57,7 @@ class Samples:
     """What was timed at one size so far."""
 
     seconds: list[float] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     first_call_seconds: float | None = None
@@ -107,9 +108,7 @@ class Search:
         try:
             step = self.workload.prepare(batch_size)
             first = warm_up(step, self.workload.device)
-            seconds = [time_call(step, self.workload.device)]
-            while len(seconds) < MOST_CALLS and sum(seconds) < VISIT_SECONDS:
-                seconds.append(time_call(step, self.workload.device))
+            seconds, updates = self._time(step)
         except Exception as error:  # whatever the user's model raises ends the search, not the measurement
             failure = failure_of(batch_size, error)
         if failure is not None:  # outside the except block: the exception holds the frames, and so the memory
@@ -120,9 +119,20 @@ class Search:
         if known is None:
             known = self.samples[batch_size] = Samples(first_call_seconds=first)
         known.seconds.extend(seconds)
+        known.updates.extend(updates)
         known.rounds.extend([self.round] * len(seconds))
         known.times.extend([self.elapsed] * len(seconds))
         return True
+
+    def _time(self, step: Callable[[], object]) -> tuple[list[float], list[float]]:
+        """Up to three calls, and of each the seconds in which an optimizer updated, where there is one."""
+        seconds: list[float] = []
+        updates: list[float] = []
+        while len(seconds) < MOST_CALLS and sum(seconds) < VISIT_SECONDS:
+            seconds.append(time_call(step, self.workload.device))
+            if (update := self.workload.update_seconds) is not None:
+                updates.append(min(update, seconds[-1]))
+        return seconds, updates
 
     def measure_round(self, sizes: Iterable[int], text: str) -> None:
         """Every size once, up in even rounds and down in odd ones, so that drift hits both directions alike."""
@@ -140,6 +150,7 @@ class Search:
                 samples=tuple(found.seconds),
                 rounds=tuple(found.rounds),
                 times=tuple(found.times),
+                update_samples=tuple(found.updates),
                 first_call_seconds=found.first_call_seconds,
             )
             for size, found in sorted(self.samples.items())
@@ -265,11 +276,11 @@ def _largest_below_failure(search: Search, failed: int) -> str:
             failed = middle
 
 
-def refine(search: Search, watch: LoadWatch, edges: Sequence[int] = ()) -> None:
+def refine(search: Search, watch: LoadWatch, edges: Sequence[int] = (), wanted: Sequence[int] = ()) -> None:
     """Fills the grid, narrows what looks like a cliff, and repeats until every size is sure."""
     for _ in range(2):
         search.measure_round(list(search.samples), "the noise")
-    chosen = _choose(search, edges)
+    chosen = _choose(search, edges, wanted)
     for _ in range(FIRST_ROUNDS):
         search.measure_round(chosen, "the grid")
         watch.sample()
@@ -277,12 +288,12 @@ def refine(search: Search, watch: LoadWatch, edges: Sequence[int] = ()) -> None:
     _repeat(search, watch)
 
 
-def _choose(search: Search, edges: Sequence[int]) -> list[int]:
+def _choose(search: Search, edges: Sequence[int], wanted: Sequence[int]) -> list[int]:
     """Sizes for the grid: many on a quiet machine, fewer and more often on a noisy one, for the same work."""
     sizes, top = sorted(search.samples), search.largest
     seconds_of = grid.estimate(sizes, [min(search.samples[size].seconds) for size in sizes])
     return grid.choose_sizes(
-        grid.levels_of_detail(top, edges),
+        grid.levels_of_detail(top, edges, wanted),
         seconds_of,
         allowance=SHARE_FOR_GRID * (search.budget - search.elapsed),
         rounds=_rounds_for(find_levels(search.points()).sigma, FIRST_ROUNDS, MOST_GRID_ROUNDS),

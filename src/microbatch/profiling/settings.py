@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from microbatch.curves.explanation import Cliff, Explanation
+from microbatch.curves.micro_batch_choice import smallest_near_fastest
 from microbatch.errors import InvalidSettings
 from microbatch.units import THIN_SPACE, format_number, format_seconds
 
@@ -130,7 +131,7 @@ def _vllm(explanation: Explanation) -> str:
 
 
 def _transformers(explanation: Explanation) -> str:
-    size = explanation.recommended.batch_size
+    size, pieces = sizes_of(explanation)
     if explanation.profile.mode != "training":
         return _lines(
             *_because(explanation),
@@ -142,32 +143,52 @@ def _transformers(explanation: Explanation) -> str:
         "# TrainingArguments(output_dir=..., **training_settings)",
         "training_settings = {",
         f'    "per_device_train_batch_size": {size},',
-        f"    # {_ACCUMULATION}",
-        '    "gradient_accumulation_steps": 1,',
+        f"    # {_accumulation(explanation)}",
+        f'    "gradient_accumulation_steps": {pieces},',
         "}",
     )
 
 
 def _lightning(explanation: Explanation) -> str:
     """A file for LightningCLI (``--config FILE``); by hand, Trainer(accumulate_grad_batches=...) and a DataModule."""
-    size = explanation.recommended.batch_size
+    size, pieces = sizes_of(explanation)
     data = ("data:", "  # for a LightningDataModule that takes batch_size", f"  batch_size: {size}")
     if explanation.profile.mode != "training":
         return _lines(*_because(explanation), *data)
-    trainer = ("trainer:", f"  # {_ACCUMULATION}", "  accumulate_grad_batches: 1")
+    trainer = ("trainer:", f"  # {_accumulation(explanation)}", f"  accumulate_grad_batches: {pieces}")
     return _lines(*_because(explanation), *trainer, *data)
 
 
 def _deepspeed(explanation: Explanation) -> str:
     """Two of its three sizes; DeepSpeed computes train_batch_size from them and the number of devices."""
-    settings = {
-        "train_micro_batch_size_per_gpu": explanation.recommended.batch_size,
-        "gradient_accumulation_steps": 1,
-    }
+    size, pieces = sizes_of(explanation)
+    settings = {"train_micro_batch_size_per_gpu": size, "gradient_accumulation_steps": pieces}
     return json.dumps(settings, indent=2) + "\n"
 
 
-_ACCUMULATION = "raise it to keep the global batch: global = size x accumulation x devices"
+def sizes_of(explanation: Explanation) -> tuple[int, int]:
+    """Items in one piece and pieces in one optimizer step; those of a global batch are equal, as these stacks need.
+
+    Raises:
+        InvalidSettings: no size that is known cuts the global batch into equal pieces that fit.
+    """
+    found = explanation.micro_batches
+    if found is None:
+        return explanation.recommended.batch_size, 1
+    row = smallest_near_fastest([row for row in found.rows if row.fits is not False and not row.tail])
+    if row is None:
+        raise InvalidSettings(
+            f"No size of the profile that fits cuts {found.global_batch_size} into equal pieces.",
+            "Measure it with --global-batch, or choose a global batch with more divisors.",
+        )
+    return row.micro_batch_size, row.num_micro_batches
+
+
+def _accumulation(explanation: Explanation) -> str:
+    found = explanation.micro_batches
+    if found is None:
+        return "raise it to keep the global batch: global = size x accumulation x devices"
+    return f"for a global batch of {found.global_batch_size} on one device; divide it by the number of devices"
 
 
 def _because(explanation: Explanation) -> list[str]:
@@ -176,15 +197,24 @@ def _because(explanation: Explanation) -> list[str]:
     what = [text for text in (profile.model, profile.environment.device, profile.dtype, profile.mode) if text]
     rate = f"{format_number(chosen.throughput)} {profile.unit}/s, {format_seconds(chosen.seconds)} a call"
     found = "Measured" if chosen.measured else "Predicted, not measured"
-    lines = [
-        f"{found} by microbatch: {', '.join(what)}.",
-        f"{chosen.batch_size} {profile.unit}: {chosen.reason} ({rate}).",
-    ]
+    lines = [f"{found} by microbatch: {', '.join(what)}."]
+    if explanation.micro_batches is None:
+        lines.append(f"{chosen.batch_size} {profile.unit}: {chosen.reason} ({rate}).")
+    else:
+        lines.append(_because_of_cut(explanation))
     for cliff in _cliffs_below(explanation):
         lines.append(f"Slow from {cliff.batch_size} to {cliff.to_size}: {cliff.cause}.")
     if chosen.confidence == "low":
         lines.append("The measurement was noisy: confidence is low.")
     return [f"# {_one_line(line)}" for line in lines]
+
+
+def _because_of_cut(explanation: Explanation) -> str:
+    found, (size, pieces) = explanation.micro_batches, sizes_of(explanation)
+    assert found is not None
+    row = next(row for row in found.rows if row.micro_batch_size == size)
+    rate = f"{format_number(row.samples_per_second)} {explanation.profile.unit}/s"
+    return f"{size} x {pieces} = {found.global_batch_size}: the fastest of equal pieces, {rate}. {found.reason}"
 
 
 def _cliffs_below(explanation: Explanation) -> list[Cliff]:

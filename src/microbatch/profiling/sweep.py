@@ -45,6 +45,7 @@ def profile(
     dtype: str | None = None,
     budget: float = 60.0,
     max_batch_size: int | None = None,
+    sizes: Sequence[int] = (),
     memory_limit: int | None = None,
     batch_dimension: int | None = None,
     compile: bool = False,  # noqa: A002 (torch's own word)
@@ -69,6 +70,7 @@ def profile(
         dtype: fp32, tf32, fp16, bf16 or fp64; by default as the model is.
         budget: seconds that the measurement may take, about.
         max_batch_size: try no larger size.
+        sizes: further sizes to measure, within the range that is tried.
         memory_limit: bytes; by default what the control group or the machine allows, on CUDA what is free.
         batch_dimension: the inputs' batch dimension; found when left out.
         compile: measure under ``torch.compile``, one graph per size.
@@ -101,7 +103,7 @@ def profile(
         search = Search(workload, budget=budget, memory=memory, progress=progress)
         stopped_by = reach(search, max_batch_size or LARGEST_BATCH)
         watch.sample()
-        refine(search, watch, _wave_edges(model, peaks, search.largest))
+        refine(search, watch, _wave_edges(model, peaks, search.largest), sizes)
         peaks = measure_peaks(workload.dtype, device, seconds=min(2.0, budget / 15), again=True)
         environment = watch.stop()
         model_name = name or type(model).__name__
@@ -153,6 +155,7 @@ def _assemble(
     search.say(f"looking inside batches {', '.join(map(str, looked_at))}")
     points = gather.with_memory(points, workload, looked_at)
     points = gather.with_evidence(points, workload, looked_at)
+    adding = workload.time_adding(ends[0]) if workload.trains else ()
     return Profile(
         points=points,
         model=model,
@@ -170,6 +173,7 @@ def _assemble(
         weight_bytes=first.weight_bytes if first else None,
         compile_count=workload.compile_count,
         compile_seconds=workload.compile_seconds,
+        adding_samples=adding,
         timed_rows=search.timed_rows,
         wall_seconds=search.elapsed,
         stopped_by=stopped_by,

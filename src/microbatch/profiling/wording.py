@@ -9,12 +9,10 @@ import numpy as np
 from microbatch.curves.cliffs import EXACT_GAP
 from microbatch.curves.explanation import Binding
 from microbatch.curves.levels import Floats, Levels
-from microbatch.curves.objective import NEAR_BEST
+from microbatch.curves.objective import NEAR_BEST, STILL_RISING
 from microbatch.curves.profile import Profile
 from microbatch.units import format_percent, format_seconds
 
-STILL_RISING = 1.05
-"""Gain of the last doubling above which a larger batch is worth a try."""
 BUSY_ELSEWHERE = 0.15
 STEALING = 0.05
 FEW_SIZES = 8

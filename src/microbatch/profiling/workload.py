@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,14 +19,18 @@ from microbatch.batch.example import Dimension, can_change, find_batch_size, map
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.measure.dtypes import dtype_name, precision, torch_dtype
 from microbatch.measure.memory import Prediction, Predictor, Running, measure_peak_bytes
+from microbatch.measure.timer import Stopwatch, time_call
 from microbatch.profiling.loss import Loss as Loss
 from microbatch.profiling.loss import loss_of
 from microbatch.profiling.optimizers import MakeOptimizer as MakeOptimizer
-from microbatch.profiling.optimizers import as_on_device, still, trainable
+from microbatch.profiling.optimizers import add_weights_to_gradients, as_on_device, still, trainable, with_gradients
 from microbatch.profiling.saved import keep_compiling, keep_model, keep_random
 
 MODES = ("inference", "training", "prefill", "decode")
 """Prefill and decode run as inference does: what makes them so is the model and its example."""
+
+TIMES_ADDED = 7
+"""Readings of how long adding gradients takes, after one that warms up."""
 
 ExampleAt = Callable[[int], tuple[tuple[object, ...], dict[str, object]]]
 """Makes (args, kwargs) of a batch size."""
@@ -97,6 +102,7 @@ class Workload:
         self.dtype = dtype or _dtype_of(self.model)
         self._set_mode()
         self._optimizer = still(self._make_optimizer(trainable(self.model))) if self.trains else None
+        self._update_watch = Stopwatch(self.device)
         self._predictor: Predictor | None = None
         self._fake: tuple[nn.Module, Optimizer | None] | None = None
         self._compiling = self._undo.enter_context(keep_compiling()) if compile else None
@@ -120,7 +126,7 @@ class Workload:
         example = tuple(tensors_in((args, kwargs)))
         return Running(step=step, model=self.model, optimizer=self._optimizer, example=example)
 
-    def _fake_running(self, batch_size: int) -> Running:
+    def _fake_running(self, batch_size: int, beside_gradients: bool = False) -> Running:
         assert self._predictor is not None
         mode = self._predictor.mode
         if self._fake is None:
@@ -128,6 +134,8 @@ class Workload:
         model, optimizer = self._fake
         args, kwargs = map_tensors(*self.example(batch_size), lambda _, tensor: _as_fake(mode, tensor))
         step = self._step(model, optimizer, args, kwargs, batch_size)
+        if beside_gradients:
+            step = with_gradients(trainable(model), step)
         return Running(step=step, model=model, optimizer=optimizer, example=tuple(tensors_in((args, kwargs))))
 
     def _fake_model(self, mode: FakeTensorMode) -> tuple[nn.Module, Optimizer | None]:
@@ -157,8 +165,29 @@ class Workload:
         running.step()
         return measure_peak_bytes(running.step, self.device, held=running.held())
 
-    def predict_peak(self, batch_size: int) -> Prediction:
+    @property
+    def update_seconds(self) -> float | None:
+        """Seconds of the optimizer's update in the last training step that ran; None where there was none."""
+        return self._update_watch.seconds if self.trains else None
+
+    def time_adding(self, batch_size: int) -> tuple[float, ...]:
+        """Seconds in which one more piece's gradients are added to those of the pieces before it, several readings.
+
+        The weights are added in their place: as many bytes, and no memory for a second set of gradients.
+        """
+        args, kwargs = self.example(batch_size)
+        loss_of(self._loss, self._forward(*args, **kwargs), args, kwargs, batch_size).backward()
+        call = partial(add_weights_to_gradients, list(self.model.parameters()))
+        found = [time_call(call, self.device) for _ in range(1 + TIMES_ADDED)]
+        self.model.zero_grad(set_to_none=True)
+        return tuple(found[1:])
+
+    def predict_peak(self, batch_size: int, *, beside_gradients: bool = False) -> Prediction:
         """The same without running it, see `microbatch.measure.memory.Predictor`; the model is not compiled.
+
+        Args:
+            batch_size: items.
+            beside_gradients: the training step begins beside the gradients of earlier pieces.
 
         Raises:
             Exception: whatever the model raises on fake tensors, as for control flow that depends on values.
@@ -166,7 +195,7 @@ class Workload:
         if self._predictor is None:
             self._predictor, self._fake = Predictor(), None
         try:
-            return self._predictor.peak(lambda: self._fake_running(batch_size), batch_size)
+            return self._predictor.peak(lambda: self._fake_running(batch_size, beside_gradients), batch_size)
         except Exception:
             self._predictor = None  # it was left in the middle of a step
             raise
@@ -251,8 +280,10 @@ class Workload:
             loss = loss_of(self._loss, output, new_args, new_kwargs, batch_size)
             loss.backward()
             assert optimizer is not None
+            self._update_watch.start()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            self._update_watch.stop()
             return loss.detach()
 
         if optimizer is not None:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from microbatch import __version__
 from microbatch.curves.explanation import Explanation
-from microbatch.reporting import prediction_wording, wording, zone_wording
+from microbatch.reporting import micro_batches, prediction_wording, wording, zone_wording
 from microbatch.reporting.canvas import inline_svg
 from microbatch.reporting.memory_picture import draw_memory, has_memory
 from microbatch.reporting.palette import PALETTES
@@ -87,9 +87,7 @@ def _parts(explanation: Explanation) -> dict[str, object]:
         "dark": PALETTES["dark"],
         "batch_size": chosen.batch_size,
         "subject": wording.title(profile),
-        "headline": wording.headline(explanation),
-        "outcome": wording.outcome(explanation),
-        "reason": f"Chosen for {chosen.objective}. {wording.clean(chosen.reason)}",
+        **_advice(explanation),
         "facts": _cards(explanation),
         "has_zones": bool(explanation.cliffs),
         "zones": zone_wording.zones(explanation),
@@ -106,11 +104,29 @@ def _parts(explanation: Explanation) -> dict[str, object]:
     }
 
 
+def _advice(explanation: Explanation) -> dict[str, str]:
+    """The first lines: how to cut the global batch where there is one, else the batch to use."""
+    if (found := explanation.micro_batches) is not None:
+        return {
+            "headline": micro_batches.headline(explanation, found),
+            "outcome": micro_batches.outcome(explanation, found),
+            "reason": micro_batches.reason(found),
+        }
+    chosen = explanation.recommended
+    return {
+        "headline": wording.headline(explanation),
+        "outcome": wording.outcome(explanation),
+        "reason": f"Chosen for {chosen.objective}. {wording.clean(chosen.reason)}",
+    }
+
+
 def _cards(explanation: Explanation) -> list[Fact]:
     cards = [
         Fact(label=fact.label.rstrip(":"), value=fact.value, hint=fact.hint)
         for fact in (*wording.facts(explanation), *prediction_wording.facts(explanation))
     ]
+    if explanation.micro_batches is not None:
+        cards.insert(0, micro_batches.trained_whole(explanation))
     if explanation.profile.source == "predicted":
         return [*cards, Fact(label="confidence", value=explanation.recommended.confidence, hint="computed, not run")]
     known = "unknown" if explanation.noise is None else format_percent(explanation.noise)

@@ -9,6 +9,7 @@ from microbatch.curves.profile import ExpertLoad, Layer, MemoryCurve, Point, Pro
 from microbatch.reporting import wording, zone_wording
 from microbatch.reporting.beside_table import beside_table
 from microbatch.reporting.environment_table import environment
+from microbatch.reporting.micro_batches import micro_batch_table
 from microbatch.reporting.surface import surface_table
 from microbatch.reporting.table import Table, duration, percent, without_empty
 from microbatch.reporting.wording import clean, rounded, short
@@ -24,11 +25,12 @@ def tables(explanation: Explanation) -> list[Table]:
 
 
 def about_sizes(explanation: Explanation) -> list[Table]:
-    """What to avoid and what to pad."""
+    """How to cut, what to avoid and what to pad."""
     profile = explanation.profile
     return _filled(
-        zones(explanation), falls(explanation), padding(explanation), surface_table(profile), beside_table(explanation)
-    )
+        micro_batch_table(explanation), zones(explanation), falls(explanation), padding(explanation),
+        surface_table(profile), beside_table(explanation),
+    )  # fmt: skip
 
 
 def about_the_run(explanation: Explanation) -> list[Table]:

@@ -10,7 +10,7 @@ from microbatch.curves.explanation import Explanation
 from microbatch.curves.profile import Profile
 from microbatch.errors import InvalidSettings
 from microbatch.hardware.device_spec import DeviceSpec
-from microbatch.reporting import exactness, prediction_wording, wording, zone_wording
+from microbatch.reporting import exactness, micro_batches, prediction_wording, wording, zone_wording
 from microbatch.reporting.table import Table
 from microbatch.reporting.tables import tables
 from microbatch.units import DTYPE_BYTES, format_bytes, format_number, format_percent, format_rate, format_seconds
@@ -70,7 +70,9 @@ def _wrapped(text: str) -> str:
 
 
 def _explanation(explanation: Explanation) -> Iterable[str]:
-    yield f"{wording.headline(explanation)}  {wording.outcome(explanation)}     {wording.trust(explanation)}"
+    yield from _cut(explanation)
+    told = f"{wording.headline(explanation)}  {wording.outcome(explanation)}     {wording.trust(explanation)}"
+    yield told if explanation.micro_batches is None else f"A batch in one piece: {told[0].lower()}{told[1:]}"
     yield from _flow([str(fact) for fact in (*wording.facts(explanation), *prediction_wording.facts(explanation))])
     if limit := wording.limit(explanation):
         yield f"  {limit}"
@@ -79,6 +81,16 @@ def _explanation(explanation: Explanation) -> Iterable[str]:
     yield from prediction_wording.lines(explanation)
     for note in wording.notes(explanation):
         yield f"Note: {note}"
+
+
+def _cut(explanation: Explanation) -> Iterable[str]:
+    """The global batch in micro-batches, where one was given."""
+    found = explanation.micro_batches
+    if found is None:
+        return
+    yield f"{micro_batches.headline(explanation, found)}  {micro_batches.outcome(explanation, found)}"
+    yield f"  {micro_batches.reason(found)}"
+    yield from align(micro_batches.micro_batch_table(explanation, micro_batches.LINES_OF_SIZES))
 
 
 def _flow(items: list[str]) -> Iterable[str]:

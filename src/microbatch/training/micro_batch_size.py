@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from torch import nn
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 
 from microbatch.batch.oom import drop_frames, is_out_of_memory, release
 from microbatch.curves.codec import load_profile
+from microbatch.curves.micro_batch_choice import choose_micro_batches
 from microbatch.curves.profile import Profile
 from microbatch.errors import InvalidProfile
 from microbatch.measure.budget import memory_budget
@@ -60,34 +60,21 @@ class Choice:
 
 
 def from_profile(profile: str | Path | Profile, batch_size: int, memory_limit: int | None) -> Choice:
-    """The measured size with the fastest step of that batch, within memory.
+    """The smallest size whose step is within 2 % of the fastest that the profile knows, within memory.
 
     Raises:
         InvalidProfile: no profile of training, or none of its sizes fits.
     """
     profile = load_profile(profile)
-    if profile.mode != "training" and profile.source != "csv":
-        raise InvalidProfile(f"The profile is one of {profile.mode}.", "Measure one with --mode training.")
-    times = {point.batch_size: median(point.samples) for point in profile.points if point.samples}
-    fitting = {size: seconds for size, seconds in times.items() if _fits(profile, size, memory_limit)}
-    if not fitting:
-        raise InvalidProfile("None of the profile's sizes fits into memory.", "Measure smaller sizes.")
-    usable = {size: t for size, t in fitting.items() if size <= batch_size} or {min(fitting): fitting[min(fitting)]}
-    size = best_size(batch_size, [Probe(size, seconds) for size, seconds in usable.items()])
+    found = choose_micro_batches(profile, batch_size, memory_limit=memory_limit)
+    if found.chosen is None:
+        raise InvalidProfile(found.reason, "Measure smaller sizes.")
+    fitting = [row for row in found.rows if row.fits is not False]
     return Choice(
-        micro_batch_size=min(size, batch_size),
-        reason=f"the profile's fastest of {len(usable)} sizes that fit a batch of {batch_size}",
-        probes=tuple(Probe(size, seconds) for size, seconds in usable.items()),
-        largest=max(fitting),
+        micro_batch_size=found.chosen.micro_batch_size,
+        reason=f"the profile's smallest within 2 % of the fastest of {len(fitting)} sizes: {found.reason}",
+        largest=fitting[-1].micro_batch_size,
     )
-
-
-def _fits(profile: Profile, size: int, memory_limit: int | None) -> bool:
-    memory = profile.memory
-    if memory is None:
-        return True
-    limit = (memory.limit_bytes if memory_limit is None else memory_limit) * (1 - memory.margin)
-    return memory.fixed_bytes + memory.bytes_per_item * size <= limit
 
 
 def choose(passes: Passes, optimizer: Optimizer, batch: Any, batch_size: int, memory_limit: int | None) -> Choice:

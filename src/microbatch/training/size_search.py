@@ -1,14 +1,15 @@
 """Which micro-batch size to try next, and which one is the fastest that fits. No torch, no clock.
 
-A global batch of N items in pieces of b takes about ⌊N/b⌋ · t(b) + t(N mod b) seconds, t being the time of forward
-and backward of one piece. Sizes that even out the pieces, ⌈N/k⌉, are tried: from a sixteenth of the batch upwards, to
-what memory allows; downwards where smaller pieces turn out to be the faster ones.
+What a step takes is in `microbatch.curves.micro_batches`. Sizes that even out the pieces, ⌈N/k⌉, are tried: from a
+sixteenth of the batch upwards, to what memory allows; downwards where smaller pieces turn out to be the faster ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from microbatch.curves.micro_batches import even_sizes, step_seconds
 
 FIRST_PIECES = 16
 MOST_PASSES = 8
@@ -47,7 +48,7 @@ def sizes_of(batch_size: int, largest: int | None) -> tuple[int, ...]:
     (1, 2, 4, 8, 16, 19)
     """
     limit = batch_size if largest is None else max(1, min(largest, batch_size))
-    halved = {-(-batch_size // (1 << power)) for power in range(batch_size.bit_length() + 1)}
+    halved = even_sizes(batch_size)
     fewest = -(-batch_size // limit)
     return tuple(sorted({size for size in halved if size <= limit} | {-(-batch_size // fewest)}))
 
@@ -88,12 +89,6 @@ def best_size(batch_size: int, probes: Sequence[Probe]) -> int:
     return min(times, key=lambda size: (step_seconds(batch_size, size, times), size), default=unknown)
 
 
-def step_seconds(batch_size: int, size: int, times: dict[int, float]) -> float:
-    """Forward and backward of all pieces; the time of a smaller tail lies on the line between its neighbours."""
-    full, tail = divmod(batch_size, size)
-    return full * times[size] + (_between(times, tail) if tail else 0.0)
-
-
 def times_of(probes: Sequence[Probe]) -> dict[int, float]:
     """Seconds by size, ascending: the least of the passes, since disturbances only add."""
     times: dict[int, float] = {}
@@ -101,15 +96,6 @@ def times_of(probes: Sequence[Probe]) -> dict[int, float]:
         if probe.seconds is not None and probe.counts:
             times[probe.micro_batch_size] = min(probe.seconds, times.get(probe.micro_batch_size, probe.seconds))
     return dict(sorted(times.items()))
-
-
-def _between(times: dict[int, float], size: int) -> float:
-    """Linear between measured sizes; below the smallest its own time, above the largest in proportion."""
-    above = min((known for known in times if known >= size), default=max(times))
-    below = max((known for known in times if known <= size), default=min(times))
-    if above == below:
-        return times[above] * max(1.0, size / above)
-    return times[below] + (times[above] - times[below]) * (size - below) / (above - below)
 
 
 def _is_spent(batch_size: int, probes: Sequence[Probe], largest: int | None, passes_before: int) -> bool:

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from microbatch.cli.options import BYTES, as_json_option, objective_options, out_option, parse_lengths, reader
-from microbatch.cli.output import answer, check_outputs
+from microbatch.cli.options import (
+    BYTES,
+    as_json_option,
+    check_global_batch,
+    global_batch_option,
+    objective_options,
+    out_option,
+    parse_lengths,
+    reader,
+)
+from microbatch.cli.output import answer, check_outputs, no_piece_fits
 from microbatch.cli.progress import measuring
 from microbatch.cli.quick import without_collecting
 
@@ -38,6 +47,7 @@ LENGTHS = reader(parse_lengths)
               help="Micro-batches in one optimizer step, in training.")  # fmt: skip
 @click.option("--beside", type=click.Path(path_type=Path), metavar="PROFILE",
               help="A measured profile of the same model to lay beside the prediction.")  # fmt: skip
+@global_batch_option
 @objective_options
 @out_option
 @as_json_option
@@ -57,6 +67,7 @@ def command(
     optimizer: str,
     accumulation: int,
     beside: Path | None,
+    global_batch: int | None,
     objective: str,
     latency_target: float | None,
     outputs: tuple[Path, ...],
@@ -70,26 +81,30 @@ def command(
     Example:
       microbatch predict mlp:depth=8,width=1024 --device t4 --dtype fp16
       microbatch predict llama-3-70b/ --device 8xh200 --mode decode --context 4096
+      microbatch predict mlp --device h100 --mode training --global-batch 1024
       microbatch predict mlp --device mine.toml --beside mlp.json --out mlp.html
     """
     check_outputs(outputs)
+    _check_cut(mode, accumulation, global_batch)
     lengths, table = _lengths(mode, sequence, context, surface)
     from microbatch.curves.codec import load_profile
+    from microbatch.curves.micro_batches import even_sizes
     from microbatch.profiling.beside import lay_beside
     from microbatch.profiling.explain import explain
     from microbatch.profiling.predict import predict
 
     measured = load_profile(beside) if beside else None
+    sizes = (*(measured.batch_sizes if measured else ()), *(even_sizes(global_batch) if global_batch else ()))
     with measuring(), without_collecting():
         profile = predict(
             model, device, mode=mode, dtype=dtype, weights_dtype=weights_dtype, sequence=lengths,
             launches=launches, max_batch_size=max_batch, memory_limit=memory_limit, optimizer=optimizer,
-            accumulation=accumulation, surface=table, sizes=measured.batch_sizes if measured else (),
+            accumulation=accumulation, surface=table, sizes=sizes,
             layer_sizes=measured.layer_batch_sizes if measured else (),
         )  # fmt: skip
-    explanation = explain(profile, objective=objective, latency_target=latency_target)
+    explanation = explain(profile, objective=objective, latency_target=latency_target, global_batch_size=global_batch)
     answer(lay_beside(explanation, measured) if measured else explanation, outputs, as_json=as_json)
-    return 1 if _does_not_fit(explanation) else 0
+    return 1 if _does_not_fit(explanation) or no_piece_fits(explanation) else 0
 
 
 def _lengths(
@@ -103,6 +118,15 @@ def _lengths(
     given = context or sequence or ()
     table = tuple(surface or (given if len(given) > 1 else ()))
     return (given[-1] if given else None), table
+
+
+def _check_cut(mode: str, accumulation: int, global_batch: int | None) -> None:
+    check_global_batch(global_batch, mode)
+    if global_batch is not None and accumulation > 1:
+        raise click.UsageError(
+            f"--global-batch {global_batch} tries every number of micro-batches, --accumulation {accumulation} names "
+            f"one; give one of them."
+        )
 
 
 def _does_not_fit(explanation: Explanation) -> bool:

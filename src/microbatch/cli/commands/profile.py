@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from microbatch.cli.options import BYTES, DURATION, as_json_option, length_of, objective_options, out_option
-from microbatch.cli.output import answer, check_outputs, keep_samples
+from microbatch.cli.options import (
+    BYTES,
+    DURATION,
+    as_json_option,
+    check_global_batch,
+    global_batch_option,
+    length_of,
+    objective_options,
+    out_option,
+)
+from microbatch.cli.output import answer, check_outputs, keep_samples, no_piece_fits
 from microbatch.cli.progress import measuring
 from microbatch.errors import NoAnswer
 
@@ -36,6 +45,7 @@ MODES = ("inference", "training", "prefill", "decode")
 @click.option("--memory-limit", type=BYTES, metavar="BYTES", help="Stay under this, as in 8GB.")
 @click.option("--batch-dimension", type=int, help="Which dimension of the inputs is the batch; found when left out.")
 @click.option("--compile", "use_compile", is_flag=True, help="Measure the model under torch.compile.")
+@global_batch_option
 @objective_options
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For weights, inputs and order.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads for torch.")
@@ -54,6 +64,7 @@ def command(
     memory_limit: int | None,
     batch_dimension: int | None,
     use_compile: bool,
+    global_batch: int | None,
     objective: str,
     latency_target: float | None,
     seed: int,
@@ -71,12 +82,15 @@ def command(
     Example:
       microbatch profile mlp:depth=8,width=1024 --out mlp.html --out mlp.json
       microbatch profile my_model.py:build --mode training --latency-target 50ms
+      microbatch profile my_model.py:build --mode training --global-batch 128
       microbatch profile smollm2/ --mode decode --context 512
     """
     check_outputs(outputs)
+    check_global_batch(global_batch, mode)
     length = length_of(mode, sequence, context)
     import torch
 
+    from microbatch.curves.micro_batches import even_sizes
     from microbatch.models.load import load_model
     from microbatch.models.modes import in_mode
     from microbatch.profiling.explain import explain
@@ -94,7 +108,8 @@ def command(
             device=device,
             dtype=dtype,
             budget=budget,
-            max_batch_size=max_batch,
+            max_batch_size=max_batch if global_batch is None else min(max_batch or global_batch, global_batch),
+            sizes=even_sizes(global_batch) if global_batch else (),
             memory_limit=memory_limit,
             batch_dimension=batch_dimension,
             compile=use_compile,
@@ -107,12 +122,14 @@ def command(
         )
     measured = replace(measured, warnings=(*measured.warnings, *loaded.notes))
     try:
-        explanation = explain(measured, objective=objective, latency_target=latency_target)
+        explanation = explain(
+            measured, objective=objective, latency_target=latency_target, global_batch_size=global_batch
+        )
     except NoAnswer:
         keep_samples(measured, outputs)
         raise
     answer(explanation, outputs, as_json=as_json)
-    return 0
+    return 1 if no_piece_fits(explanation) else 0
 
 
 def _example(loaded: Loaded) -> Any:
