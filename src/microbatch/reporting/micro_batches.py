@@ -41,7 +41,7 @@ def outcome(explanation: Explanation, found: MicroBatches) -> str:
 def _pieces(found: MicroBatches, chosen: MicroBatch) -> str:
     whole = f"a step of {format_number(found.global_batch_size)}"
     if chosen.num_micro_batches == 1:
-        return f"One makes {whole}"
+        return f"A{whole[1:]} is one piece"
     last = f", the last one of {format_number(chosen.tail)}," if chosen.tail else ""
     return f"{format_number(chosen.num_micro_batches)}{last} make {whole}"
 

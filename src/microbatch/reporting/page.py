@@ -19,7 +19,7 @@ from microbatch.reporting.memory_picture import draw_memory, has_memory
 from microbatch.reporting.palette import PALETTES
 from microbatch.reporting.picture import draw
 from microbatch.reporting.surface_picture import draw_surface
-from microbatch.reporting.tables import about_sizes, about_the_run
+from microbatch.reporting.tables import about_sizes, about_the_cut, about_the_run
 from microbatch.reporting.text import to_text
 from microbatch.reporting.wording import Fact
 from microbatch.units import format_percent
@@ -92,6 +92,7 @@ def _parts(explanation: Explanation) -> dict[str, object]:
         "has_zones": bool(explanation.cliffs),
         "zones": zone_wording.zones(explanation),
         "binding": wording.binding(explanation),
+        "about_the_cut": about_the_cut(explanation),
         "curve": _figures(explanation, "curve"),
         "findings": prediction_wording.lines(explanation),
         "surface": _figures(explanation, "surface") if profile.surface else "",

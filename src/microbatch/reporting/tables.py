@@ -21,16 +21,20 @@ MOST_ROWS = 200
 
 def tables(explanation: Explanation) -> list[Table]:
     """Every table that has something to show, in the order of the report."""
-    return [*about_sizes(explanation), *about_the_run(explanation)]
+    return [*about_the_cut(explanation), *about_sizes(explanation), *about_the_run(explanation)]
+
+
+def about_the_cut(explanation: Explanation) -> list[Table]:
+    """A global batch in micro-batches of each size, where one was given."""
+    return _filled(micro_batch_table(explanation))
 
 
 def about_sizes(explanation: Explanation) -> list[Table]:
-    """How to cut, what to avoid and what to pad."""
+    """What to avoid and what to pad."""
     profile = explanation.profile
     return _filled(
-        micro_batch_table(explanation), zones(explanation), falls(explanation), padding(explanation),
-        surface_table(profile), beside_table(explanation),
-    )  # fmt: skip
+        zones(explanation), falls(explanation), padding(explanation), surface_table(profile), beside_table(explanation)
+    )
 
 
 def about_the_run(explanation: Explanation) -> list[Table]:
