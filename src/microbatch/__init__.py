@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from microbatch.profiling.predict import predict
     from microbatch.profiling.sweep import profile
     from microbatch.reporting.save import save, show
+    from microbatch.serving.batcher import DynamicBatcher
+    from microbatch.serving.decorate import batched
     from microbatch.sizes import BatchSizes
     from microbatch.training.result import StepResult
     from microbatch.training.step import TrainStep
@@ -58,6 +60,7 @@ __all__ = [
     "DeviceSpec",
     "DoesNotFit",
     "Draining",
+    "DynamicBatcher",
     "ExactnessReport",
     "Explanation",
     "ImplausibleResult",
@@ -84,6 +87,7 @@ __all__ = [
     "TrainStep",
     "UserError",
     "WorkerDied",
+    "batched",
     "check_independence",
     "compare",
     "explain",
@@ -99,6 +103,7 @@ _HOMES = {
     "DeviceSpec": "microbatch.hardware.device_spec",
     "DoesNotFit": "microbatch.errors",
     "Draining": "microbatch.errors",
+    "DynamicBatcher": "microbatch.serving.batcher",
     "ExactnessReport": "microbatch.batch.exactness",
     "Explanation": "microbatch.curves.explanation",
     "ImplausibleResult": "microbatch.errors",
@@ -125,6 +130,7 @@ _HOMES = {
     "TrainStep": "microbatch.training.step",
     "UserError": "microbatch.errors",
     "WorkerDied": "microbatch.errors",
+    "batched": "microbatch.serving.decorate",
     "check_independence": "microbatch.batch.independence",
     "compare": "microbatch.profiling.compare",
     "explain": "microbatch.profiling.explain",

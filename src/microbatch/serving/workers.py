@@ -1,0 +1,181 @@
+"""What runs batches: this thread, or a process of its own that is started again when it dies."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from microbatch.errors import InvalidSettings, WorkerDied
+from microbatch.serving.carrier import Carrier
+from microbatch.serving.worker_process import ByName, main
+
+logger = logging.getLogger(__name__)
+
+Runner = Callable[[list[Any]], Any]
+
+LONGEST_PAUSE = 5.0
+"""Seconds between two starts of a process that cannot start, at most."""
+
+
+class Worker(Protocol):
+    """What a thread of the engine drives; its methods are called by that thread only, but for `alive`."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it could run a batch now."""
+
+    @property
+    def restarts(self) -> int:
+        """How often it had to be started again."""
+
+    @property
+    def device(self) -> str:
+        """Whose memory this process gives back when a batch ran out of it."""
+
+    def start(self) -> None:
+        """Be able to run; does nothing where it is."""
+
+    def run(self, items: list[Any]) -> Any:
+        """The results of a batch."""
+
+    def stop(self) -> None:
+        """Give back what it holds."""
+
+
+class InThread:
+    """Runs in the thread that asks."""
+
+    alive, restarts = True, 0
+
+    def __init__(self, runner: Runner) -> None:
+        self.run = runner
+        self.device = getattr(runner, "device", "cpu")
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def stop(self) -> None:
+        """Nothing to do."""
+
+
+class InProcess:
+    """Runs in a process, spawned so that neither threads nor locks are copied into it."""
+
+    def __init__(self, spec: Any) -> None:
+        """
+        Args:
+            spec: a `ByName`, or what can be pickled and runs a list of items.
+        """
+        self._spec = spec
+        self._process: BaseProcess | None = None
+        self._carrier: Carrier | None = None
+        self._failures = 0
+        self.restarts = -1
+        self.device = "cpu"  # memory elsewhere is the process's own, which gives it back itself
+
+    @property
+    def alive(self) -> bool:
+        process = self._process
+        return self._carrier is not None and process is not None and process.is_alive()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, for those who watch it."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """A process that is ready.
+
+        Raises:
+            WorkerDied: it ended before it was ready.
+            Exception: what loading the function raised in it.
+        """
+        if self.alive:
+            return
+        self.stop()
+        if self._failures:
+            time.sleep(min(LONGEST_PAUSE, 0.1 * 2**self._failures))
+        self._failures += 1
+        self.restarts += 1
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(target=main, args=(theirs, os.getpid(), self._spec), daemon=True)
+        self._process.start()
+        theirs.close()
+        carrier = Carrier(ours, self._process.pid or 0)
+        ready, value = self._answer(carrier)
+        if not ready:
+            raise value
+        self._carrier = carrier
+        self._failures = 0
+
+    def run(self, items: list[Any]) -> Any:
+        """The results; what the function raised is raised.
+
+        Raises:
+            WorkerDied: the process ended meanwhile.
+        """
+        self.start()
+        assert self._carrier is not None
+        try:
+            self._carrier.send(items)
+        except OSError:
+            raise self._died() from None
+        done, value = self._answer(self._carrier)
+        if not done:
+            raise value
+        return value
+
+    def stop(self) -> None:
+        """End the process: by closing its pipe, and by force where that does not help."""
+        process, carrier, self._process, self._carrier = self._process, self._carrier, None, None
+        if carrier is not None:
+            carrier.close()
+        if process is None:
+            return
+        process.join(1.0 if carrier is not None else 0.0)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+
+    def _answer(self, carrier: Carrier) -> Any:
+        assert self._process is not None
+        wait([carrier.connection, self._process.sentinel])
+        try:
+            return carrier.receive()
+        except (EOFError, OSError):
+            raise self._died() from None
+
+    def _died(self) -> WorkerDied:
+        process, self._carrier = self._process, None
+        code = None
+        if process is not None:
+            process.join(1.0)
+            code = process.exitcode
+        logger.warning("A worker process ended with %s; it is started again.", code)
+        return WorkerDied(
+            f"The worker process ended with exit status {code} while it ran the request.",
+            "Send it again; if it ends the process each time, run the function on it by hand.",
+        )
+
+
+def spec_of(function: Runner) -> ByName:
+    """How a process finds the function.
+
+    Raises:
+        InvalidSettings: it cannot be imported by name.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or "<" in name:
+        raise InvalidSettings(
+            f"{name or function!r} cannot be imported by name, which worker processes need.",
+            "Define it at the top of a module, or use workers in threads.",
+        )
+    return ByName(module, name)
