@@ -11,6 +11,7 @@ the check fails and `Skipped` when it cannot be made here.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import re
 import sys
@@ -316,6 +317,47 @@ def wave_edges(setting: Setting) -> dict[str, Any]:
     return found
 
 
+def resume(setting: Setting) -> dict[str, Any]:
+    """A run with dropout, fused Adam and loss scaling goes on from its checkpoint bit for bit."""
+    import tempfile
+
+    import torch
+
+    from microbatch.training.step import TrainStep
+
+    if importlib.util.find_spec("safetensors") is None:
+        raise Skipped("safetensors is not installed")
+    width = setting.size(1024, 16)
+
+    def step_of() -> TrainStep:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(width, width), torch.nn.Dropout(0.1), torch.nn.Linear(width, 1)]
+        model = torch.nn.Sequential(*layers).to(setting.device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        scaler = torch.amp.GradScaler(setting.device.split(":")[0], init_scale=1024.0)
+        return TrainStep(
+            model, optimizer, lambda output, batch: (output.float().square().sum(), len(batch)), scaler=scaler,
+            autocast=torch.float16 if not setting.tiny else torch.bfloat16, micro_batch_size=16, noise_scale=True,
+        )  # fmt: skip
+
+    def run(step: TrainStep, steps: range) -> list[Any]:
+        batches = [torch.randn(64, width, generator=torch.Generator().manual_seed(seed)) for seed in steps]
+        results = [step(batch) for batch in batches]
+        return [results[-1].noise_scale, *(p.detach().cpu() for p in step.model.parameters())]
+
+    first, second = step_of(), step_of()
+    with tempfile.TemporaryDirectory() as folder:
+        run(first, range(3))
+        first.save(folder)
+        expected = run(first, range(3, 6))
+        second.load(folder)
+        found = run(second, range(3, 6))
+    differences = [(a - b).abs().max().item() for a, b in zip(found[1:], expected[1:])]
+    assert max(differences) == 0.0, f"weights differ by {differences} after going on"
+    assert found[0] == expected[0], f"{found[0]} is not {expected[0]}"
+    return {"noise_scale": found[0].to_json() if hasattr(found[0], "to_json") else found[0].value}
+
+
 Row = Callable[[Setting], dict[str, Any]]
 
 ROWS: dict[str, Row] = {
@@ -331,6 +373,7 @@ ROWS: dict[str, Row] = {
     "overhead": overhead,
     "kernels": kernels,
     "wave edges": wave_edges,
+    "resume": resume,
 }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ImplausibleResult,
         InvalidBatch,
         InvalidBatchSizes,
+        InvalidCheckpoint,
         InvalidDevice,
         InvalidLoss,
         InvalidModel,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from microbatch.serving.decorate import batched
     from microbatch.sizes import BatchSizes
     from microbatch.training.result import StepResult
+    from microbatch.training.samples import GlobalBatches, none_where_empty
     from microbatch.training.step import TrainStep
 
 __version__ = "0.1.0"
@@ -63,9 +65,11 @@ __all__ = [
     "DynamicBatcher",
     "ExactnessReport",
     "Explanation",
+    "GlobalBatches",
     "ImplausibleResult",
     "InvalidBatch",
     "InvalidBatchSizes",
+    "InvalidCheckpoint",
     "InvalidDevice",
     "InvalidLoss",
     "InvalidModel",
@@ -91,6 +95,7 @@ __all__ = [
     "check_independence",
     "compare",
     "explain",
+    "none_where_empty",
     "predict",
     "profile",
     "save",
@@ -106,9 +111,11 @@ _HOMES = {
     "DynamicBatcher": "microbatch.serving.batcher",
     "ExactnessReport": "microbatch.batch.exactness",
     "Explanation": "microbatch.curves.explanation",
+    "GlobalBatches": "microbatch.training.samples",
     "ImplausibleResult": "microbatch.errors",
     "InvalidBatch": "microbatch.errors",
     "InvalidBatchSizes": "microbatch.errors",
+    "InvalidCheckpoint": "microbatch.errors",
     "InvalidDevice": "microbatch.errors",
     "InvalidLoss": "microbatch.errors",
     "InvalidModel": "microbatch.errors",
@@ -134,6 +141,7 @@ _HOMES = {
     "check_independence": "microbatch.batch.independence",
     "compare": "microbatch.profiling.compare",
     "explain": "microbatch.profiling.explain",
+    "none_where_empty": "microbatch.training.samples",
     "predict": "microbatch.profiling.predict",
     "profile": "microbatch.profiling.sweep",
     "save": "microbatch.reporting.save",

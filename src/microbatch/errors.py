@@ -8,6 +8,7 @@
     │   ├── InvalidProfile          a saved profile or a CSV of times that cannot be used
     │   ├── InvalidModel            a MODEL that cannot be loaded, or an example that does not fit it
     │   ├── InvalidBatch            a batch whose members disagree, or that cannot be cut into pieces
+    │   ├── InvalidCheckpoint       a checkpoint that is damaged, of another model, or cannot be written
     │   ├── InvalidLoss             a loss that does not return a sum and its weight
     │   ├── InvalidSettings         options that contradict each other or lie outside their range
     │   ├── InvalidOutput           a function to be batched that does not return one result for each item
@@ -78,6 +79,10 @@ class InvalidModel(UserError):
 
 class InvalidBatch(UserError):
     """A batch whose members disagree about its size, or that cannot be cut into pieces."""
+
+
+class InvalidCheckpoint(UserError):
+    """A checkpoint that is damaged, belongs to another model, or cannot be written."""
 
 
 class InvalidLoss(UserError):

@@ -7,7 +7,8 @@ happened, and no rank uses the numbers of that piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from microbatch.training.meeting import Traffic
+from microbatch.training.one_process import Show
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,27 @@ class Collectives:
     Attributes:
         traffic: where they are counted.
         of_a_piece: what one whole piece made, in order; None before the first.
+        show: what gets the gradients that this rank gives; None for nobody.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.traffic = Traffic()
         self.of_a_piece: tuple[Collective, ...] | None = None
         self._made: list[Collective] = []
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                for group in _parameter_groups(module):
-                    self._watch(group)
+        self.show: Show | None = None
+        sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self._groups = [group for module in sharded for group in _parameter_groups(module)]
+        for group in self._groups:
+            self._watch(group)
+
+    @contextmanager
+    def showing_gradients(self, show: Show) -> Iterator[bool]:
+        """While this lasts `show` gets what this rank gives to each reduce-scatter; a group of one rank makes none."""
+        self.show = show
+        try:
+            yield all(group._reduce_scatter_process_group.size() > 1 for group in self._groups)
+        finally:
+            self.show = None
 
     def piece_begins(self) -> None:
         self._made = []
@@ -126,6 +139,8 @@ class Watched:
                 make,
             )
         )  # fmt: skip
+        if self._kind == "reduce_scatter" and self._collectives.show is not None:
+            self._collectives.show(self, input_tensor)
         return self._inner(output_tensor, input_tensor, group, *args, async_op=async_op, **options)
 
 

@@ -7,6 +7,7 @@ and every rank raises. What is sent is JSON in a buffer of fixed size: the bytes
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,17 +93,19 @@ class Meeting:
         self.traffic.add("all_reduce", tensor.nbytes, self.size)
         self._calling(lambda: dist.all_reduce(tensor, group=self.group))
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """The first rank's values, on every rank."""
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """A rank's values, on every rank."""
         self.traffic.add("broadcast", tensor.nbytes, self.size)
-        self._calling(lambda: dist.broadcast(tensor, group=self.group, group_src=0))
+        self._calling(lambda: dist.broadcast(tensor, group=self.group, group_src=source))
 
     def broadcast_object(self, value: Any, source: int) -> Any:
-        """A rank's object, on every rank; torch pickles it."""
-        held = [value]
-        self.traffic.add("broadcast", 0.0, self.size)
-        self._calling(lambda: dist.broadcast_object_list(held, group=self.group, group_src=source, device=self.device))
-        return held[0]
+        """A rank's object, on every rank: the length of its pickle, then the pickle."""
+        data = pickle.dumps(value) if self.rank == source else b""
+        length = torch.tensor([len(data)], device=self.device)
+        self.broadcast(length, source)
+        packed = torch.frombuffer(bytearray(data or int(length)), dtype=torch.uint8).to(self.device)
+        self.broadcast(packed, source)
+        return value if self.rank == source else pickle.loads(packed.cpu().numpy().tobytes())
 
     def _exchange(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         data = json.dumps(value).encode()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from microbatch.sizes import BatchSizes
+from microbatch.training.meeting import Meeting
 from microbatch.training.normalise import Total
+
+Show = Callable[[object, Tensor], None]
+"""``show(key, gradient)``: a part of what this rank adds to its gradients; the key says which part."""
 
 
 class Ranks(Protocol):
@@ -20,6 +24,7 @@ class Ranks(Protocol):
     known); `reduce_gradients` once before the update.
 
     Attributes:
+        rank: of this process among them.
         alone: whether the process's own weights are the global ones; a single piece then needs no scaling.
         retries_alone: whether a rank may redo its pieces without the others.
         always_backward: whether a piece without weight must run backward nevertheless, since other ranks wait for it.
@@ -27,8 +32,12 @@ class Ranks(Protocol):
         divisor: what every rank divides its sums by while the weights are not known; None for each its own.
         sent_bytes: bytes that this rank has sent in this step, see `microbatch.training.meeting.Traffic`.
         calls: collectives of this step.
+        items: of all ranks in this step.
+        meeting: where the ranks talk; None for one process.
     """
 
+    @property
+    def rank(self) -> int: ...
     @property
     def alone(self) -> bool: ...
     @property
@@ -43,6 +52,10 @@ class Ranks(Protocol):
     def sent_bytes(self) -> int: ...
     @property
     def calls(self) -> int: ...
+    @property
+    def items(self) -> int: ...
+    @property
+    def meeting(self) -> Meeting | None: ...
 
     def together(self) -> AbstractContextManager[object]:
         """Around a step: an error of one rank is raised on every rank."""
@@ -62,10 +75,17 @@ class Ranks(Protocol):
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up over all ranks the gradients in ``.grad``, each the sum over the rank's own pieces."""
 
+    def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank says (plain values), in the order of ranks."""
+
+    def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:
+        """Around the pieces of a try: `show` gets gradients that do not come through leaves; whether it gets all."""
+
 
 class OneProcess:
     """The only process."""
 
+    rank = 0
     alone = True
     retries_alone = True
     always_backward = False
@@ -73,11 +93,16 @@ class OneProcess:
     divisor: float | None = None
     sent_bytes = 0
     calls = 0
+    meeting: Meeting | None = None
+
+    def __init__(self) -> None:
+        self.items = 0
 
     def together(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def agree(self, batch: Any, sizes: BatchSizes, list_of_samples: bool | None) -> BatchSizes:  # noqa: ARG002
+        self.items = sizes.global_batch_size
         return sizes
 
     def idle_pieces(self, *, before: bool) -> Iterator[Any]:  # noqa: ARG002
@@ -91,3 +116,9 @@ class OneProcess:
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Nothing to add."""
+
+    def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
+        return [said]
+
+    def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:  # noqa: ARG002
+        return nullcontext(True)

@@ -18,6 +18,7 @@ from microbatch.sizes import BatchSizes
 from microbatch.training.normalise import Loss, Pair, Tally, Total, pairs_of, power_of_two
 from microbatch.training.one_process import Ranks
 from microbatch.training.phase import BACKWARD, FORWARD, during
+from microbatch.training.piece_norms import PieceNorms
 
 Forward = Callable[[nn.Module, Any], Any]
 """``forward(model, batch) -> output``."""
@@ -35,6 +36,7 @@ class Passes:
         scaler: multiplies what backward starts from.
         ranks: the other processes.
         list_of_samples: see `microbatch.batch.split.batch_size_of`.
+        norms: what measures the gradient of each piece; None for nothing.
     """
 
     model: nn.Module
@@ -44,6 +46,7 @@ class Passes:
     scaler: GradScaler | None
     ranks: Ranks
     list_of_samples: bool | None
+    norms: PieceNorms | None = None
 
     def run(
         self, batch: Any, sizes: BatchSizes, weights: Mapping[str, float] | None
@@ -61,6 +64,12 @@ class Passes:
         Raises:
             InvalidModel: no piece's loss depends on a parameter that is trained.
         """
+        with nullcontext() if self.norms is None else self.norms.watching(self.ranks):
+            return self._run(batch, sizes, weights)
+
+    def _run(
+        self, batch: Any, sizes: BatchSizes, weights: Mapping[str, float] | None
+    ) -> tuple[dict[str, Total], float | None]:
         tally, divisor, trained = Tally(), None, False
         self._idle(before=True)
         pieces = self._pieces(batch, sizes)
@@ -126,8 +135,10 @@ class Passes:
             if by and pair.sum.requires_grad and (pair.weight or self.ranks.always_backward):
                 term = pair.sum / by
                 terms.append(term if self.scaler is None else self.scaler.scale(term))
-        if terms:
-            torch.autograd.backward(terms)
+        norms = None if self.norms is None else self.norms.piece(pairs, divisor if weights is None else None)
+        with norms or nullcontext():
+            if terms:
+                torch.autograd.backward(terms)
         return bool(terms)
 
 

@@ -20,6 +20,7 @@ from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
 from microbatch.training.meeting import Meeting, Traffic
 from microbatch.training.normalise import Total, added_up
+from microbatch.training.one_process import Show
 
 BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's: large enough for the bandwidth of a link, small beside a model."""
@@ -43,8 +44,17 @@ class Replicated:
         self._buckets: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._held: list[list[dict[str, Any]]] = []
         self._next = 0
+        self._own_items = self.items = 0
         self._factor = 1.0
         self._versions: list[tuple[int, int]] = []
+
+    @property
+    def rank(self) -> int:
+        return self._meeting.rank
+
+    @property
+    def meeting(self) -> Meeting:
+        return self._meeting
 
     @property
     def sent_bytes(self) -> int:
@@ -70,6 +80,7 @@ class Replicated:
     def agree(self, batch: Any, sizes: BatchSizes, list_of_samples: bool | None) -> BatchSizes:  # noqa: ARG002
         """This rank's own sizes: the weights are global, so it does not matter how a rank cuts."""
         self._next = 0
+        self._own_items = sizes.global_batch_size
         return sizes
 
     def idle_pieces(self, *, before: bool) -> Iterator[Any]:  # noqa: ARG002
@@ -91,6 +102,7 @@ class Replicated:
                     {
                         "totals": {name: [total.sum, total.weight] for name, total in totals.items()},
                         "divisor": divisor,
+                        "items": self._own_items,
                         "gradients": _marks(p.grad is not None for p in parameters),
                         "model": [len(parameters), sum(p.numel() for p in parameters)],
                         "buffers": _marks(a != b for a, b in zip(self._versions, self._buffer_versions(), strict=True)),
@@ -100,6 +112,7 @@ class Replicated:
         said = self._held[self._next]
         self._next += 1
         _check_same_model([one["model"] for one in said])
+        self.items = sum(one["items"] for one in said)
         divisors = [one["divisor"] for one in said if one["divisor"] is not None]
         common = max(divisors, default=None)
         self._factor = 1.0 if divisor is None or common is None else divisor / common
@@ -120,6 +133,12 @@ class Replicated:
             for bucket in _in_buckets(tensors):
                 self._reduce(bucket, self._buckets[kind])
         self._share_buffers(_on_any([one["buffers"] for one in said]))
+
+    def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
+        return self._meeting.hold(said)
+
+    def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:  # noqa: ARG002
+        return nullcontext(True)
 
     def _reduce(self, tensors: list[Tensor], room: Tensor) -> None:
         """One all-reduce: in place for one tensor, of copies side by side for several."""

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from microbatch.training.noise_scale import NoiseScale
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
@@ -40,11 +42,14 @@ class StepResult:
         attempts: every try, the successful one last.
         peak_bytes: the device allocator's peak during the step (its peak counter is reset at the start); None on
             devices whose allocator does not tell.
-        grad_norm: global norm before clipping; None without ``max_norm``.
+        grad_norm: global norm before clipping; None without ``max_norm`` and ``noise_scale``.
         sent_bytes: what this rank sent to others for the step, counted as rings send it (see
             `microbatch.training.meeting.Traffic`); 0 for one process.
         communication_calls: collectives of the step.
         skipped: why the weights were left as they were; None when they were updated.
+        gradient_noise_scale: the run's so far, in samples: beyond a global batch of about that, more samples per step
+            buy little. None without ``noise_scale=True`` and before a step with two pieces.
+        noise_scale: the same with its interval and what it rests on; `str` of it is a sentence.
     """
 
     loss: float
@@ -60,6 +65,8 @@ class StepResult:
     skipped: str | None = None
     sent_bytes: int = 0
     communication_calls: int = 0
+    gradient_noise_scale: float | None = None
+    noise_scale: NoiseScale | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; null where a number is not finite."""

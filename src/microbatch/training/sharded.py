@@ -8,7 +8,7 @@ the rest without weight. A rank that fails takes part in the remaining collectiv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from microbatch.training import gradients
 from microbatch.training.collectives import Collectives
 from microbatch.training.meeting import Meeting, Traffic
 from microbatch.training.normalise import Total, added_up, power_of_two
+from microbatch.training.one_process import Show
 from microbatch.training.snapshot import Snapshot
 
 REHEARSED = 2
@@ -57,6 +58,18 @@ class Sharded:
         for root in self._roots:
             assert isinstance(root, nn.Module)
             root.register_forward_hook(self._keep_outputs)
+
+    @property
+    def rank(self) -> int:
+        return self._meeting.rank
+
+    @property
+    def items(self) -> int:
+        return self._items
+
+    @property
+    def meeting(self) -> Meeting:
+        return self._meeting
 
     @property
     def sent_bytes(self) -> int:
@@ -149,6 +162,13 @@ class Sharded:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 self._meeting.all_reduce(parameter.grad)
+
+    def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
+        return self._meeting.hold(said)
+
+    def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:
+        """See `Ranks`. Gradients of sharded parameters come through FSDP2's collectives."""
+        return self._collectives.showing_gradients(show)
 
     def _fail(self, error: Exception) -> None:
         """Make the collectives that the others wait for, then raise on every rank."""

@@ -32,7 +32,7 @@ class Snapshot:
             for name, buffer in module._buffers.items()
             if buffer is not None
         )
-        return cls(_random_state(device), buffers)
+        return cls(random_state(device), buffers)
 
     def restore(self) -> None:
         """Put everything back; a buffer that was replaced by another tensor is the old one again."""
@@ -40,10 +40,11 @@ class Snapshot:
             for module, name, buffer, values in self.buffers:
                 buffer.copy_(values)
                 module._buffers[name] = buffer
-        _set_random_state(self.random)
+        set_random_state(self.random)
 
 
-def _random_state(device: torch.device) -> dict[str, Any]:
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Of every generator that a forward may use: torch's on the CPU and on the device, Python's, numpy's."""
     state: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
     if device.type != "cpu":
         state["device"] = (device, torch.get_device_module(device).get_rng_state(device))
@@ -52,7 +53,8 @@ def _random_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: dict[str, Any]) -> None:
+    """The counterpart of `random_state`."""
     random.setstate(state["python"])
     torch.set_rng_state(state["cpu"])
     if "device" in state:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,13 +17,14 @@ from torch.optim import Optimizer
 from microbatch.batch.split import batch_size_of, is_list_of_samples
 from microbatch.errors import InvalidModel
 from microbatch.sizes import BatchSizes
-from microbatch.training import gradients
+from microbatch.training import checkpoint, gradients
 from microbatch.training.distributed import is_empty, ranks_of
 from microbatch.training.memory_model import contents
 from microbatch.training.micro_batch_size import Choice, choose, from_profile
 from microbatch.training.normalise import ONLY, Loss, Total, check_weights, common_weight, loss_of
 from microbatch.training.passes import Forward, Passes, device_of
 from microbatch.training.phase import REDUCTION, during
+from microbatch.training.piece_norms import PieceNorms
 from microbatch.training.recovery import Recovery
 from microbatch.training.result import Attempt, StepResult
 from microbatch.training.settings import check_settings
@@ -79,6 +82,7 @@ class TrainStep:
         profile: Any = None,
         memory_limit: int | None = None,
         process_group: Any = None,
+        noise_scale: bool = False,
     ) -> None:
         """
         Args:
@@ -100,6 +104,7 @@ class TrainStep:
             profile: for ``micro_batch_size="auto"``.
             memory_limit: bytes, for ``micro_batch_size="auto"``.
             process_group: ranks that share the step.
+            noise_scale: measure the gradient noise scale, see `microbatch.training.noise_scale`; it needs two pieces.
 
         Raises:
             InvalidBatchSizes: a micro-batch size below 1.
@@ -115,6 +120,8 @@ class TrainStep:
         self.choice: Choice | None = None
         self._list_of_samples = list_of_samples
         self._weights_differ = False
+        self._noise = PieceNorms(self._trained, scaler) if noise_scale else None
+        self.steps = self.samples = 0  # done so far, of all ranks together
 
     def __call__(self, batch: Any) -> StepResult:
         """One step.
@@ -132,11 +139,28 @@ class TrainStep:
             memory.reset_peak_memory_stats(device_of(self.model))
         done, (norm, skipped) = self._retried(batch, self._updated)
         gradients.clear(self._all_parameters())
+        self.steps, self.samples = self.steps + 1, self.samples + self._ranks.items
         return self._result(done, memory, norm, skipped)
 
     def accumulate(self, batch: Any) -> Accumulated:
         """Only the gradients of the step, left in ``.grad`` (multiplied by the scale of a scaler); no update."""
         return self._retried(batch, self._multiplied)[0]
+
+    def save(self, folder: str | Path, *, keep: int = 2) -> Path:
+        """Write all that is needed to go on into a folder of checkpoints, see `microbatch.training.checkpoint.save`."""
+        return checkpoint.save(self, folder, keep)
+
+    def load(self, path: str | Path) -> Path | None:
+        """Go on from the newest complete checkpoint of a folder, see `microbatch.training.checkpoint.load`."""
+        return checkpoint.load(self, path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `save` for a checkpoint of your own; torch.distributed.checkpoint calls it by itself."""
+        return checkpoint.state_dict(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The counterpart of `state_dict`."""
+        checkpoint.load_state_dict(self, state_dict)
 
     def _retried(self, batch: Any, finish: Callable[[Accumulated], T]) -> tuple[Accumulated, T]:
         """Gradients of the whole batch but for a factor, then `finish`; in smaller pieces where memory runs out.
@@ -216,7 +240,7 @@ class TrainStep:
             self.optimizer,
             self._trained(),
             factor=factor,
-            max_norm=self.max_norm,
+            max_norm=math.inf if self.max_norm is None and self._noise is not None else self.max_norm,
             scaler=self.scaler,
             scheduler=self.scheduler,
         )
@@ -230,6 +254,7 @@ class TrainStep:
             scaler=self.scaler,
             ranks=self._ranks,
             list_of_samples=self._list_of_samples,
+            norms=self._noise,
         )
 
     def _weights_of(self, batch: Any) -> dict[str, float] | None:
@@ -241,6 +266,9 @@ class TrainStep:
         return {name: total.weight for name, total in totals.items()}
 
     def _result(self, done: Accumulated, memory: Any, norm: float | None, skipped: str | None) -> StepResult:
+        noise = None
+        if self._noise is not None:
+            noise = self._noise.step_ends(self._ranks, done.totals, None if skipped else norm, self._ranks.items)
         return StepResult(
             loss=loss_of(done.totals),
             losses={name: total.loss for name, total in done.totals.items()},
@@ -255,6 +283,8 @@ class TrainStep:
             skipped=skipped,
             sent_bytes=self._ranks.sent_bytes,
             communication_calls=self._ranks.calls,
+            gradient_noise_scale=None if noise is None else noise.value,
+            noise_scale=noise,
         )
 
     def _empty_gradients(self, sizes: BatchSizes) -> None:
