@@ -22,12 +22,14 @@ if TYPE_CHECKING:
         InvalidBatch,
         InvalidBatchSizes,
         InvalidCheckpoint,
+        InvalidCosts,
         InvalidDevice,
         InvalidLoss,
         InvalidModel,
         InvalidOutput,
         InvalidProfile,
         InvalidQuantity,
+        InvalidSchedule,
         InvalidSettings,
         MicrobatchError,
         ModelFailed,
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from microbatch.hardware.device_spec import DeviceSpec
+    from microbatch.pipeline.schedule import Schedule
+    from microbatch.pipeline.simulate import simulate
+    from microbatch.pipeline.timeline import Timeline
     from microbatch.profiling.compare import compare
     from microbatch.profiling.explain import explain
     from microbatch.profiling.predict import predict
@@ -70,12 +75,14 @@ __all__ = [
     "InvalidBatch",
     "InvalidBatchSizes",
     "InvalidCheckpoint",
+    "InvalidCosts",
     "InvalidDevice",
     "InvalidLoss",
     "InvalidModel",
     "InvalidOutput",
     "InvalidProfile",
     "InvalidQuantity",
+    "InvalidSchedule",
     "InvalidSettings",
     "MicrobatchError",
     "ModelFailed",
@@ -86,7 +93,9 @@ __all__ = [
     "RankFailed",
     "RankOutOfMemory",
     "RequestTooLarge",
+    "Schedule",
     "StepResult",
+    "Timeline",
     "TooNoisy",
     "TrainStep",
     "UserError",
@@ -100,6 +109,7 @@ __all__ = [
     "profile",
     "save",
     "show",
+    "simulate",
 ]
 
 _HOMES = {
@@ -116,12 +126,14 @@ _HOMES = {
     "InvalidBatch": "microbatch.errors",
     "InvalidBatchSizes": "microbatch.errors",
     "InvalidCheckpoint": "microbatch.errors",
+    "InvalidCosts": "microbatch.errors",
     "InvalidDevice": "microbatch.errors",
     "InvalidLoss": "microbatch.errors",
     "InvalidModel": "microbatch.errors",
     "InvalidOutput": "microbatch.errors",
     "InvalidProfile": "microbatch.errors",
     "InvalidQuantity": "microbatch.errors",
+    "InvalidSchedule": "microbatch.errors",
     "InvalidSettings": "microbatch.errors",
     "MicrobatchError": "microbatch.errors",
     "ModelFailed": "microbatch.errors",
@@ -132,7 +144,9 @@ _HOMES = {
     "RankFailed": "microbatch.errors",
     "RankOutOfMemory": "microbatch.errors",
     "RequestTooLarge": "microbatch.errors",
+    "Schedule": "microbatch.pipeline.schedule",
     "StepResult": "microbatch.training.result",
+    "Timeline": "microbatch.pipeline.timeline",
     "TooNoisy": "microbatch.errors",
     "TrainStep": "microbatch.training.step",
     "UserError": "microbatch.errors",
@@ -146,6 +160,7 @@ _HOMES = {
     "profile": "microbatch.profiling.sweep",
     "save": "microbatch.reporting.save",
     "show": "microbatch.reporting.save",
+    "simulate": "microbatch.pipeline.simulate",
 }
 
 # Hidden from type checkers, which would otherwise accept any misspelt name.

@@ -10,6 +10,8 @@
     │   ├── InvalidBatch            a batch whose members disagree, or that cannot be cut into pieces
     │   ├── InvalidCheckpoint       a checkpoint that is damaged, of another model, or cannot be written
     │   ├── InvalidLoss             a loss that does not return a sum and its weight
+    │   ├── InvalidSchedule         a pipeline schedule that cannot run, or sizes that make no sense for it
+    │   ├── InvalidCosts            costs of pipeline stages that do not fit the schedule, or are no times
     │   ├── InvalidSettings         options that contradict each other or lie outside their range
     │   ├── InvalidOutput           a function to be batched that does not return one result for each item
     │   └── RequestTooLarge         a request with more items than the queue takes, or more work than a batch may have
@@ -87,6 +89,14 @@ class InvalidCheckpoint(UserError):
 
 class InvalidLoss(UserError):
     """A loss that does not return a sum and its weight, from which exact gradients follow."""
+
+
+class InvalidSchedule(UserError):
+    """A pipeline schedule that cannot run, or sizes that make no sense for it."""
+
+
+class InvalidCosts(UserError):
+    """Costs of pipeline stages that do not fit the schedule, or that are no times."""
 
 
 class InvalidSettings(UserError):

@@ -168,7 +168,16 @@ def fresh(code: str, cwd: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
-QUICK = (["--help"], ["devices"], ["devices", "t4", "--json"], ["explain", "times.csv"], ["explain", "--help"])
+QUICK = (
+    ["--help"],
+    ["devices"],
+    ["devices", "t4", "--json"],
+    ["explain", "times.csv"],
+    ["explain", "--help"],
+    ["simulate", "one_f_one_b", "--stages", "4", "--micro-batches", "8"],
+    ["simulate", "zb_v", "--json"],
+    ["simulate", "--help"],
+)
 
 
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from microbatch.batch.exactness import ExactnessReport
 from microbatch.curves.explanation import Explanation
 from microbatch.notebook import notebook_form
+from microbatch.pipeline.timeline import Timeline
 
 
 @notebook_form.register
@@ -17,5 +18,12 @@ def _(result: Explanation) -> str:
 @notebook_form.register
 def _(result: ExactnessReport) -> str:
     from microbatch.reporting.exactness import to_notebook
+
+    return to_notebook(result)
+
+
+@notebook_form.register
+def _(result: Timeline) -> str:
+    from microbatch.reporting.timeline_page import to_notebook
 
     return to_notebook(result)

@@ -29,6 +29,10 @@ PALETTES: dict[Theme, dict[str, str]] = {
         "avoid": "#c24e00",
         "target": "#b3261e",
         "beside": "#4a4f12",
+        "forward": "#1f5fbf",
+        "input_gradient": "#b04a00",
+        "weight_gradient": "#1a7a3c",
+        "backward": "#8a3d8f",
     },
     "dark": {
         "background": "#14171b",
@@ -47,6 +51,10 @@ PALETTES: dict[Theme, dict[str, str]] = {
         "avoid": "#ff8d42",
         "target": "#ff7f77",
         "beside": "#d9d76a",
+        "forward": "#7aa8ff",
+        "input_gradient": "#ffab66",
+        "weight_gradient": "#5fd68a",
+        "backward": "#d58fdc",
     },
 }
 """Hex colours by name. Within one set all are different, so that a picture's colours can be mapped back to names."""

@@ -19,6 +19,7 @@ import msgspec
 from microbatch.curves.explanation import Explanation
 from microbatch.curves.profile import Profile
 from microbatch.errors import InvalidSettings
+from microbatch.pipeline.timeline import Timeline
 from microbatch.reporting.text import to_details, to_text
 
 
@@ -29,7 +30,8 @@ def save(result: object, path: str | os.PathLike[str]) -> Path:
         result: an `Explanation` has every form; a `Profile` is explained first where its form needs that; any other
             result with ``to_json`` has .json, and .txt where it can be shown.
         path: its suffix is the form: .json (with every raw sample), .html (one page that opens offline), .png, .svg
-            and .pdf (the curve, for papers), .txt, .csv (``batch_size,seconds``, a row for each sample).
+            and .pdf (the curve, for papers), .txt, .csv (``batch_size,seconds``, a row for each sample). A `Timeline`
+            has .svg, .html, .txt, .json, .trace.json (for Perfetto) and .csv (its order, which torch reads).
 
     Returns:
         the path.
@@ -38,14 +40,29 @@ def save(result: object, path: str | os.PathLike[str]) -> Path:
         InvalidSettings: an unknown suffix, a result without that form, or a folder that cannot be written to.
     """
     target = Path(path)
+    if isinstance(result, Timeline):
+        return _save_timeline(result, target)
     write = FORMS.get(target.suffix.lower())
     if write is None:
         given = f"The suffix {target.suffix!r}" if target.suffix else "A name without a suffix"
         raise InvalidSettings(f"{given} of {str(target)!r} names no form.", f"Use one of {', '.join(FORMS)}.")
-    if not target.parent.is_dir():
-        raise InvalidSettings(f"The folder {str(target.parent)!r} does not exist.", "Create it first.")
+    _check_folder(target)
     write_whole(target, write(result))
     return target
+
+
+def _save_timeline(timeline: Timeline, target: Path) -> Path:
+    from microbatch.reporting.timeline_forms import timeline_form
+
+    write = timeline_form(target)
+    _check_folder(target)
+    write_whole(target, write(timeline))
+    return target
+
+
+def _check_folder(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise InvalidSettings(f"The folder {str(target.parent)!r} does not exist.", "Create it first.")
 
 
 def show(result: object) -> None:

@@ -16,6 +16,7 @@ from microbatch.reporting.tables import tables
 from microbatch.units import DTYPE_BYTES, format_bytes, format_number, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from microbatch.pipeline.timeline import Timeline
     from microbatch.profiling.compare import Change, Comparison, Shift
 
 WIDTH = 116
@@ -170,11 +171,18 @@ def _bytes(count: int | None) -> str:
     return "" if count is None else format_bytes(count)
 
 
+def _timeline(timeline: Timeline) -> Iterable[str]:
+    from microbatch.reporting.timeline_text import lines
+
+    return lines(timeline)
+
+
 _FORMS: dict[str, Callable[[Any], Iterable[str]]] = {
     "Explanation": _explanation,
     "Comparison": _comparison,
     "Profile": _profile,
     "DeviceSpec": _device,
     "ExactnessReport": exactness.lines,
+    "Timeline": _timeline,
 }
 """Forms by the name of the class, so that showing a device does not load what compares profiles."""
