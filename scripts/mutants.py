@@ -15,7 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.mutants_table import MUTANTS, Mutant
+from scripts.mutant import Mutant
+from scripts.mutants_table import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = shutil.ignore_patterns(

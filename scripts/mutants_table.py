@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One break.
-
-    Attributes:
-        file: path from the root of the tree.
-        old: text that occurs exactly once in it.
-        new: what it is replaced by.
-        test: what pytest runs; at least one test in it must fail.
-        breaks: the rule that is broken, in a few words.
-    """
-
-    file: str
-    old: str
-    new: str
-    test: str
-    breaks: str
-
-
-def _rows(file: str, test: str, *breaks: tuple[str, str, str]) -> tuple[Mutant, ...]:
-    return tuple(Mutant(f"src/microbatch/{file}", old, new, f"tests/{test}", why) for old, new, why in breaks)
-
+from scripts.mutant import Mutant
+from scripts.mutant import rows_of as _rows
+from scripts.mutants_serving import SERVING
 
 MUTANTS: tuple[Mutant, ...] = (
     *_rows(
@@ -491,5 +469,60 @@ MUTANTS: tuple[Mutant, ...] = (
         "training/meeting.py",
         "training/test_noise_scale.py",
         ('"all_reduce": 2 * share', '"all_reduce": share', "a sum goes round twice"),
+    ),
+    *SERVING,
+    *_rows(
+        "pipeline/schedule.py",
+        "pipeline/test_schedule.py",
+        ("if done[needed] and is_joined[index]:", "if False:", "a pair waits for both of its needs"),
+        (
+            "for first, second in ((forward, inputs), (inputs, weights)):",
+            "for first, second in ((forward, inputs),):",
+            "I before W",
+        ),
+        ("if len(turns) < len(needs):", "if False:", "a deadlock is told"),
+        ("if counts.max(initial=0) > 1:", "if False:", "nothing is done twice"),
+        (
+            "needs[backwards] = inputs[pair[backwards] + count]",
+            "needs[backwards] = -1",
+            "a backward needs the one behind",
+        ),
+    ),
+    *_rows(
+        "pipeline/steady.py",
+        "pipeline/test_closed_forms.py",
+        ("np.full(delay, _NOTHING)", "np.full(0, _NOTHING)", "zero bubble puts weight gradients off"),
+    ),
+    *_rows(
+        "pipeline/simulate.py",
+        "pipeline/test_simulate.py",
+        ("if arrival > ready:", "if False:", "an action waits for what it needs"),
+        ("leaves[index - 1] = end[index]", "pass", "a pair sends at its end"),
+        ("free[here] = ready + after[index]", "free[here] = ready", "a message costs its sender"),
+    ),
+    *_rows(
+        "pipeline/timeline.py",
+        "pipeline/test_simulate.py",
+        (
+            "np.full_like(reduced, reduced.max()) if self.costs.global_clip else reduced",
+            "reduced",
+            "a global clip waits for all",
+        ),
+        (
+            "busy_until = max(busy_until, float(last[rank, stage]))",
+            "busy_until = float(last[rank, stage])",
+            "reductions follow each other",
+        ),
+    ),
+    *_rows(
+        "pipeline/partition.py",
+        "pipeline/test_partition.py",
+        ("own + sum(shared.values())", "own + sum(shared.values()) * 2", "a rank holds a shared weight once"),
+        ("slowest[~allowed[:last, last]] = np.inf", "pass", "stages stay within memory"),
+    ),
+    *_rows(
+        "pipeline/search.py",
+        "pipeline/test_recommend.py",
+        ("if held > self.limit:", "if False:", "the search keeps the limit"),
     ),
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts import mutants
-from scripts.mutants_table import MUTANTS, Mutant
+from scripts.mutant import Mutant
+from scripts.mutants_table import MUTANTS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.file.removeprefix('src/microbatch/')}: {m.breaks}")

@@ -78,10 +78,10 @@ def test_a_function_that_fails_on_its_example_does_not_start() -> None:
 
 def test_the_latency_is_measured_at_the_start_and_bounds_the_batch() -> None:
     def run(items: list[float]) -> list[float]:
-        time.sleep(0.004 * len(items))
+        time.sleep(0.04 * len(items))
         return items
 
-    with serving(run, examples=[1.0, 2.0], latency_target=0.1) as engine:
+    with serving(run, examples=[1.0, 2.0], latency_target=1.0) as engine:
         engine.start()
         metrics = engine.metrics()
         assert metrics.curve[0][0] == 1

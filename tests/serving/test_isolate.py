@@ -112,6 +112,7 @@ def test_memory_halves_the_batch_and_is_remembered() -> None:
     batch.isolated()
     assert batch.results == [10 * number for number in range(16)]
     assert batch.limit.now == 4
+    assert [len(items) for items in batch.calls] == [16, 8, 4, 4, 4, 4], "what is known is not tried again"
 
 
 def test_the_limit_of_memory_is_raised_slowly() -> None:

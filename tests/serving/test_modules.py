@@ -132,6 +132,33 @@ def test_rows_of_padding_are_taken_out_of_results() -> None:
     assert [tuple(row["states"].shape) for row in found] == [(3, 6), (4, 6)]
 
 
+def test_ragged_items_need_no_padding_where_the_model_takes_them() -> None:
+    def nested(items: list[Tensor]) -> Tensor:
+        return torch.nested.nested_tensor(items, layout=torch.jagged)
+
+    items = [torch.randn(length, 8) for length in (2, 7, 3, 5)]
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    engine = DynamicBatcher(model, examples=items[:2], collate=nested, cost=len, max_batch_size=4)
+    found = asyncio.run(ask(engine, items))
+    metrics = engine.metrics()
+    engine.close()
+    with torch.no_grad():
+        assert all(torch.allclose(row, model(item), atol=1e-6) for row, item in zip(found, items))
+    assert metrics.padded_work == metrics.real_work
+
+
+def test_a_copy_for_each_device_and_each_process() -> None:
+    model, items = mlp().eval(), list(torch.randn(24, 8))
+    with torch.no_grad():
+        expected = model(torch.stack(items))
+    for devices, processes in ((["cpu", "cpu"], False), (["cpu"], True)):
+        engine = DynamicBatcher(model, examples=items[:2], max_batch_size=4, devices=devices, processes=processes)
+        found = asyncio.run(ask(engine, items))
+        assert engine.metrics().workers_alive == len(devices)
+        engine.close()
+        assert torch.allclose(torch.stack(found), expected, atol=1e-6)
+
+
 # Same answer.
 
 

@@ -8,6 +8,8 @@ from microbatch.serving.view import NEVER, Pace
 
 STEP = 1.1
 """A median is followed by going up or down by a tenth: no window to keep, and ten times another pace takes 25 items."""
+SHORTEST = 1e-7
+"""Seconds; two items of one request come at once."""
 MEAN_OVER = 32
 """Arrivals over which the mean gap is taken, about."""
 
@@ -26,17 +28,19 @@ class Arrivals:
         self._owed = 0
         self._measuring = False
 
-    def arrived(self, now: float) -> None:
-        """One item has come."""
-        if self._last > -NEVER:
-            gap = max(now - self._last, 1e-7)
-            self._gap = _towards(self._gap, gap)
-            self._mean = gap if self._mean == NEVER else self._mean + (gap - self._mean) / MEAN_OVER
-        self._last = now
-        if self._owed > 0:
-            self._owed -= 1
-            if self._owed == 0:
-                self._measured(now)
+    def arrived(self, *times: float) -> None:
+        """Items have come, at these times in order."""
+        gap, mean, last = self._gap, self._mean, self._last
+        for now in times:
+            if last > -NEVER:
+                seen = max(now - last, SHORTEST)
+                gap = seen if gap == NEVER else min(gap * STEP, seen) if seen > gap else max(gap / STEP, seen)
+                mean = seen if mean == NEVER else mean + (seen - mean) / MEAN_OVER
+            last = now
+        self._gap, self._mean, self._last = gap, mean, last
+        if 0 < self._owed <= len(times):
+            self._measured(times[self._owed - 1])
+        self._owed = max(0, self._owed - len(times))
 
     def answered(self, count: int, now: float) -> None:
         """A batch of items has been answered."""
@@ -56,7 +60,7 @@ class Arrivals:
 
     def _measured(self, now: float) -> None:
         if self._measuring:
-            self._return = _towards(self._return, max(now - self._answered_at, 1e-7))
+            self._return = _towards(self._return, max(now - self._answered_at, SHORTEST))
             self._measuring = False
 
 

@@ -56,7 +56,7 @@ def rows_of(output: Any, count: int) -> list[Any]:
         InvalidOutput: a tensor with another number of rows.
     """
     if isinstance(output, Tensor):
-        if output.dim() == 0 or len(output) != count:
+        if output.dim() == 0 or output.shape[0] != count:
             raise InvalidOutput(
                 f"{count} items went in and a tensor of shape {tuple(output.shape)} came out.",
                 "A model that is served returns one row for each item, in dimension 0.",

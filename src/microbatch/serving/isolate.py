@@ -70,6 +70,9 @@ def run_isolated(
     calls, left = 0, [entries]
     while left:
         batch = [entry for entry in left.pop() if not entry.settled]
+        if len(batch) > limit.now:  # memory ran out meanwhile
+            left.append(batch[limit.now :])
+            batch = batch[: limit.now]
         if not batch:
             continue
         calls += 1

@@ -6,6 +6,7 @@ No torch, clock or thread.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ DRIFT = 0.1
 """Share of a launch's log error that corrects the whole table: a machine that slows down slows every size."""
 OWN = 0.1
 """Share that corrects the launch's own size."""
+NOTICED = 0.02
+"""Corrections are collected until they reach so much, in log seconds; then what follows is found anew."""
 OUTLIER = 4.0
 """A single launch counts as at most so many times slower or faster than expected."""
 PAYS = 0.97
@@ -45,6 +48,8 @@ class Latency:
         self._seconds = [float((points or {})[size]) for size in self._sizes]
         self._known: dict[int, float] = {}
         self._best: dict[int, int] = {}
+        self._collected: dict[int, float] = {}
+        self._drift = 0.0
 
     @property
     def known(self) -> bool:
@@ -60,6 +65,8 @@ class Latency:
 
     def best_size(self, waiting: int) -> int:
         """How many of the waiting items to launch first, so that all are done soonest: all, or those below a cliff."""
+        if waiting == 1:
+            return 1
         found = self._best.get(waiting)
         if found is None:
             found = self._best[waiting] = self._split(waiting)
@@ -79,13 +86,13 @@ class Latency:
         if not self._sizes:
             self._insert(row, seconds)
             return
-        ratio = min(max(seconds / self.seconds(cost), 1 / OUTLIER), OUTLIER)
+        error = math.log(min(max(seconds / self.seconds(cost), 1 / OUTLIER), OUTLIER))
         if row not in self._sizes:
             self._insert(row, self._interpolated(row))
-        drift = ratio**DRIFT
-        self._seconds = [each * drift for each in self._seconds]
-        self._seconds[self._sizes.index(row)] *= ratio**OWN
-        self._forget()
+        self._drift += DRIFT * error
+        own = self._collected[row] = self._collected.get(row, 0.0) + OWN * error
+        if abs(self._drift) > NOTICED or abs(own) > NOTICED:
+            self._correct()
 
     def curve(self) -> tuple[tuple[int, float], ...]:
         """The table as it stands: (cost, seconds)."""
@@ -119,6 +126,13 @@ class Latency:
         place = bisect_left(self._sizes, row)
         self._sizes.insert(place, row)
         self._seconds.insert(place, seconds)
+        self._forget()
+
+    def _correct(self) -> None:
+        for place, row in enumerate(self._sizes):
+            self._seconds[place] *= math.exp(self._drift + self._collected.get(row, 0.0))
+        self._drift = 0.0
+        self._collected.clear()
         self._forget()
 
     def _forget(self) -> None:

@@ -127,10 +127,10 @@ class Counters:
 
     def ran(self, entries: Sequence[Entry], size: int) -> None:
         """One call of the model that gave results; `size` items with those that filled it up."""
-        work = [max(entry.facts.cost, entry.facts.length) for entry in entries]
+        real = sum(entry.facts.cost for entry in entries)
         self.items_run += size
-        self.real_work += sum(work)
-        self.padded_work += size * max(work)
+        self.real_work += real
+        self.padded_work += max(real, size * max(entry.facts.length for entry in entries))
 
     def answer(self, result: object, seconds: float) -> None:
         """An item got its result or its own error, so long after it came."""

@@ -136,9 +136,9 @@ class Service:
             if self._queue.room < count:
                 self._counters.refused += count
                 raise self._overloaded()
+            self._pace.arrived(*(entry.facts.arrived for entry in entries))
             for entry in entries:
                 self._queue.add(entry)
-                self._pace.arrived(entry.facts.arrived)
                 if entry.facts.deadline < NEVER:
                     self._alarm.add(entry)
             self._counters.accepted += count
@@ -217,14 +217,22 @@ class Service:
                 if batch is None:
                     return
                 self._running[worker] = batch
-            calls = run_isolated(
-                batch.entries, partial(self._call, worker, batch), partial(self._give, batch), self._size_limit,
-                stateful=self._stateful, out_of_memory=partial(self._is_memory, worker),
-            )  # fmt: skip
+            try:
+                self._run(worker, batch)
+            except Exception as error:  # nothing may end the thread, and nobody may be left without an answer
+                logger.exception("%s: a batch could not be run", self.name)
+                self._give(batch, batch.entries, [error] * len(batch.entries))
             with self._lock:
                 del self._running[worker]
-                self._counters.launched(self._record(batch, calls))
             deliver(batch.done)
+
+    def _run(self, worker: Worker, batch: _Batch) -> None:
+        calls = run_isolated(
+            batch.entries, partial(self._call, worker, batch), partial(self._give, batch), self._size_limit,
+            stateful=self._stateful, out_of_memory=partial(self._is_memory, worker),
+        )  # fmt: skip
+        with self._lock:
+            self._counters.launched(self._record(batch, calls))
 
     def _revive(self, worker: Worker) -> None:
         """Start a dead worker again. As long as others are alive it takes no requests; else they get its error."""

@@ -7,6 +7,7 @@ two numbers in a line; only mixed ones (lengths, deadlines, priorities) are obje
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,8 +59,12 @@ class Simulated:
 
 
 class _Source(Protocol):
-    def next(self) -> float:
+    @property
+    def coming(self) -> float:
         """When the next request comes; infinite when none does."""
+
+    def until(self, now: float) -> list[float]:
+        """When those came that came by now and were not told before."""
 
     def answered(self, count: int, now: float) -> None:
         """So many were answered: closed loops ask again."""
@@ -68,11 +73,16 @@ class _Source(Protocol):
 class _Open:
     """Requests that come whatever happens to those before."""
 
-    def __init__(self, times: Sequence[float]) -> None:
-        self._times = iter(times)
+    def __init__(self, times: list[float]) -> None:
+        self._times, self._next = times, 0
 
-    def next(self) -> float:
-        return next(self._times, NEVER)
+    @property
+    def coming(self) -> float:
+        return self._times[self._next] if self._next < len(self._times) else NEVER
+
+    def until(self, now: float) -> list[float]:
+        start, self._next = self._next, bisect_right(self._times, now, self._next)
+        return self._times[start : self._next]
 
     def answered(self, count: int, now: float) -> None:
         """Nobody waits for an answer to ask again."""
@@ -82,16 +92,23 @@ class _Closed:
     """Clients that ask again some time after each answer, until enough has been asked."""
 
     def __init__(self, clients: int, count: int, think: float, stagger: float) -> None:
-        self._coming = [stagger * number for number in range(min(clients, count))]
-        self._left = count - len(self._coming)
+        self._times = [stagger * number for number in range(min(clients, count))]
+        self._left = count - len(self._times)
         self._think = think
 
-    def next(self) -> float:
-        return heapq.heappop(self._coming) if self._coming else NEVER
+    @property
+    def coming(self) -> float:
+        return self._times[0] if self._times else NEVER
+
+    def until(self, now: float) -> list[float]:
+        came = []
+        while self._times and self._times[0] <= now:
+            came.append(heapq.heappop(self._times))
+        return came
 
     def answered(self, count: int, now: float) -> None:
         for _ in range(min(count, self._left)):
-            heapq.heappush(self._coming, now + self._think)
+            heapq.heappush(self._times, now + self._think)
         self._left -= min(count, self._left)
 
 
@@ -124,11 +141,12 @@ class _Line:
     def __len__(self) -> int:
         return len(self._times) - self._head
 
-    def add(self, now: float) -> bool:
-        if len(self._times) - self._head >= self._most:
-            return False
-        self._times.append(now)
-        return True
+    def add(self, times: list[float]) -> list[float]:
+        """Puts requests into the line; those that found room."""
+        room = self._most - len(self)
+        accepted = times if len(times) <= room else times[:room]
+        self._times += accepted
+        return accepted
 
     def oldest(self) -> float:
         return self._times[self._head]
@@ -172,16 +190,23 @@ class _Mixed:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, now: float) -> bool:
-        facts = next(self._requests)._replace(arrived=now)
-        if not self._queue.room:
-            return False
+    def add(self, times: list[float]) -> list[float]:
+        """As `_Line.add`; a deadline that passes makes room for who comes after it."""
+        accepted = []
+        for now in times:
+            facts = next(self._requests)
+            self.expire(now)
+            if self._queue.room:
+                self._enter(facts)
+                accepted.append(now)
+        return accepted
+
+    def _enter(self, facts: Waiting) -> None:
         self._number += 1
         entry = Entry(None, facts, self._number, Reply(1))
         self._queue.add(entry)
         if facts.deadline < NEVER:
             heapq.heappush(self._deadlines, (facts.deadline, self._number, entry))
-        return True
 
     def oldest(self) -> float:
         return self._queue.oldest()
@@ -236,7 +261,7 @@ def simulate(
         times: Sequence[float] = sorted(request.arrived for request in requests)
     else:
         line, times = _Line(limits.max_queue), np.asarray(arrivals, dtype=float).tolist()
-    return _run(_Open(times), line, latency, limits, workers, _draws(ratios, seed))
+    return _run(_Open(list(times)), line, latency, limits, workers, _draws(ratios, seed))
 
 
 def simulate_clients(
@@ -280,21 +305,17 @@ def _run(
     seen = SEEN * limits.max_batch_size
     running: list[tuple[float, int]] = []
     free, free_since, refused, end = workers, 0.0, 0, 0.0
-    coming = now = start = source.next()
+    now = start = source.coming
     while now < NEVER:
+        if came := source.until(now):
+            accepted = line.add(came)
+            pace.arrived(*accepted)
+            refused += len(came) - len(accepted)
         while running and running[0][0] <= now:
-            free_since, count = heapq.heappop(running)
-            free += 1
-            end = free_since
-            pace.answered(count, free_since)
-            source.answered(count, free_since)
-            coming = coming if coming < NEVER else source.next()
-        while coming <= now:
-            if line.add(coming):
-                pace.arrived(coming)
-            else:
-                refused += 1
-            coming = source.next()
+            end, count = heapq.heappop(running)
+            free, free_since = free + 1, end
+            pace.answered(count, end)
+            source.answered(count, end)
         line.expire(now)
         until = NEVER
         if free and len(line):
@@ -313,7 +334,8 @@ def _run(
                 continue
             until = decision.until
             _check_wait(until, now)
-        now = min(until, coming, running[0][0] if running else NEVER)
+        done = running[0][0] if running else NEVER
+        now = min(until, source.coming, done) if free else done  # nobody can act before a worker is free
     return _result(line, refused, dict(reasons), end - start)
 
 
