@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
+from scripts.mutants_pipeline import PIPELINE
 from scripts.mutants_serving import SERVING
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -453,76 +454,31 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_rows(
         "training/noise_scale.py",
-        "training/test_noise_scale.py",
+        "training/test_noise_scale.py::test_the_estimates_are_means_over_pairs_of_pieces",
         ("(square_of_sum - squares) / (1 - shares)", "square_of_sum - squares", "fewer pairs of pieces, less signal"),
         ("samples * (squares - shares * squared_gradient)", "samples * squares", "signal is no noise"),
+    ),
+    *_rows(
+        "training/noise_scale.py",
+        "training/test_noise_scale.py::test_the_start_of_a_run_is_forgotten",
         ("max(2 / (self.steps + 1), 2 / (WINDOW + 1))", "1 / self.steps", "the start of a run is forgotten"),
     ),
     *_rows(
         "training/piece_norms.py",
-        "training/test_noise_scale.py",
+        "training/test_noise_scale.py::test_the_norms_are_those_of_each_piece_alone",
         ("norm * unit / self._scale", "norm * unit", "a scaled loss has scaled gradients"),
         ("norm * unit / self._scale", "norm / self._scale", "sums are divided by the weight of all"),
+    ),
+    *_rows(
+        "training/piece_norms.py",
+        "training/test_noise_scale.py::test_a_gradient_in_two_parts_is_not_measured",
         ("if key in self._parts:", "if False:", "a gradient in two parts is not measured"),
     ),
     *_rows(
         "training/meeting.py",
-        "training/test_noise_scale.py",
+        "training/test_noise_scale.py::test_bytes_and_calls_are_what_torch_counts",
         ('"all_reduce": 2 * share', '"all_reduce": share', "a sum goes round twice"),
     ),
+    *PIPELINE,
     *SERVING,
-    *_rows(
-        "pipeline/schedule.py",
-        "pipeline/test_schedule.py",
-        ("if done[needed] and is_joined[index]:", "if False:", "a pair waits for both of its needs"),
-        (
-            "for first, second in ((forward, inputs), (inputs, weights)):",
-            "for first, second in ((forward, inputs),):",
-            "I before W",
-        ),
-        ("if len(turns) < len(needs):", "if False:", "a deadlock is told"),
-        ("if counts.max(initial=0) > 1:", "if False:", "nothing is done twice"),
-        (
-            "needs[backwards] = inputs[pair[backwards] + count]",
-            "needs[backwards] = -1",
-            "a backward needs the one behind",
-        ),
-    ),
-    *_rows(
-        "pipeline/steady.py",
-        "pipeline/test_closed_forms.py",
-        ("np.full(delay, _NOTHING)", "np.full(0, _NOTHING)", "zero bubble puts weight gradients off"),
-    ),
-    *_rows(
-        "pipeline/simulate.py",
-        "pipeline/test_simulate.py",
-        ("if arrival > ready:", "if False:", "an action waits for what it needs"),
-        ("leaves[index - 1] = end[index]", "pass", "a pair sends at its end"),
-        ("free[here] = ready + after[index]", "free[here] = ready", "a message costs its sender"),
-    ),
-    *_rows(
-        "pipeline/timeline.py",
-        "pipeline/test_simulate.py",
-        (
-            "np.full_like(reduced, reduced.max()) if self.costs.global_clip else reduced",
-            "reduced",
-            "a global clip waits for all",
-        ),
-        (
-            "busy_until = max(busy_until, float(last[rank, stage]))",
-            "busy_until = float(last[rank, stage])",
-            "reductions follow each other",
-        ),
-    ),
-    *_rows(
-        "pipeline/partition.py",
-        "pipeline/test_partition.py",
-        ("own + sum(shared.values())", "own + sum(shared.values()) * 2", "a rank holds a shared weight once"),
-        ("slowest[~allowed[:last, last]] = np.inf", "pass", "stages stay within memory"),
-    ),
-    *_rows(
-        "pipeline/search.py",
-        "pipeline/test_recommend.py",
-        ("if held > self.limit:", "if False:", "the search keeps the limit"),
-    ),
 )

@@ -138,15 +138,17 @@ def test_a_pair_that_overlaps_shortens_dualpipe() -> None:
     assert beside.makespan < apart.makespan
 
 
-@pytest.mark.parametrize(("name", "bound", "held"), [("v_half", 1 / 2, 1 / 2), ("v_min", 2 / 3, 1 / 3)])
-def test_v_with_little_memory(name: str, bound: float, held: float) -> None:
-    """About 1/2 and 2/3 of the bubble of 1F1B, with about 1/2 and 1/3 of its activations (arXiv 2405.15362)."""
-    for p in (4, 6, 8, 12):
+@pytest.mark.parametrize(("name", "waits", "held"), [("v_half", 2 / 3, 1 / 2), ("v_min", 3 / 4, 1 / 3)])
+def test_v_with_little_memory(name: str, waits: float, held: float) -> None:
+    """About 1/2 and 2/3 of the bubble of 1F1B, with about 1/2 and 1/3 of its activations (arXiv 2405.15362).
+
+    The published patterns without the hand-made start and end of the paper wait up to 2/3 and 3/4.
+    """
+    for p in (3, 4, 5, 6, 8, 12):
         for m in (2 * p, 4 * p):
             timeline = timed(name, p, m, (1.0, 1.0, 1.0))
-            of_1f1b = 6 * (p - 1)  # two chunks on each rank
-            assert bubble(timeline) <= of_1f1b * bound + 6
-            assert max(timeline.peak_activations) <= p * held + 2
+            assert bubble(timeline) <= 6 * (p - 1) * waits + 1e-9  # 1F1B with two chunks' work on each rank
+            assert max(timeline.peak_activations) <= p * held + 1.5
 
 
 def test_chimera() -> None:

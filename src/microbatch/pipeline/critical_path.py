@@ -19,6 +19,10 @@ _CANDIDATES = 3
 """Stages, and as many links, that are simulated again; those with the largest share of the path."""
 
 
+_LEAST = 5e-4
+"""Share of the makespan below which a change gains nothing to speak of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """An action of the critical path.
@@ -121,14 +125,15 @@ def what_to_change(timeline: Timeline, shorter_by: float = SHORTER_BY) -> list[C
         return []
     costs, schedule = timeline.costs, timeline.schedule
     factor = 1 - shorter_by
-    changes = []
-    for stage in _most(_stage_seconds(timeline)):
+    path, changes = critical_path(timeline), []
+    for stage in _most(_stage_seconds(path)):
         faster = costs.scaled(stage, factor, schedule)
         changes.append(_change(timeline, f"stage {stage}", shorter_by, time_actions(schedule, faster)[1]))
-    for link in _most(_link_seconds(timeline)):
+    for link in _most(_link_seconds(timeline, path)):
         faster = costs.with_link(link, factor, schedule.stages)
         changes.append(_change(timeline, f"link {link}-{link + 1}", shorter_by, time_actions(schedule, faster)[1]))
-    return sorted((change for change in changes if change.seconds > 0), key=lambda change: -change.seconds)
+    gaining = (change for change in changes if change.share >= _LEAST)
+    return sorted(gaining, key=lambda change: -change.seconds)
 
 
 def _change(timeline: Timeline, what: str, shorter_by: float, end: np.ndarray) -> Change:
@@ -143,18 +148,17 @@ def _most(seconds: dict[int, float]) -> list[int]:
     ]
 
 
-def _stage_seconds(timeline: Timeline) -> dict[int, float]:
+def _stage_seconds(path: list[Step]) -> dict[int, float]:
     seconds: dict[int, float] = {}
-    for step in critical_path(timeline):
+    for step in path:
         seconds[step.action.stage] = seconds.get(step.action.stage, 0.0) + step.end - step.start
     return seconds
 
 
-def _link_seconds(timeline: Timeline) -> dict[int, float]:
+def _link_seconds(timeline: Timeline, path: list[Step]) -> dict[int, float]:
     """Travel time over each link between two actions of the path."""
     seconds: dict[int, float] = {}
     links = timeline.costs.links(timeline.schedule.stages) if timeline.schedule.stages > 1 else np.zeros(0)
-    path = critical_path(timeline)
     for one, two in pairwise(path):
         if two.waited_for == "message" and one.rank != two.rank:
             link = min(one.action.stage, two.action.stage)

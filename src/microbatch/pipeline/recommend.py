@@ -14,7 +14,6 @@ from microbatch.pipeline.placement import loop, zigzag
 from microbatch.pipeline.regroup import regroup, stages_in
 from microbatch.pipeline.schedule import BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Schedule, prove
 from microbatch.pipeline.schedules import SCHEDULES, make_schedule
-from microbatch.pipeline.search import greedy_schedules, improve, lower_bound
 from microbatch.pipeline.simulate import simulate
 from microbatch.pipeline.timeline import Timeline
 from microbatch.units import format_bytes, format_number, format_percent
@@ -107,6 +106,8 @@ def recommend(
     Raises:
         DoesNotFit: nothing stays within the limit; says which comes nearest.
     """
+    from microbatch.pipeline.search import lower_bound  # what only compares named schedules starts sooner without
+
     given = stages_in(costs, ranks)
     allowed = chunks or (given // ranks,)
     limits: dict[str, Any] = {"memory_limit": memory_limit, "memory_limit_bytes": memory_limit_bytes}
@@ -169,6 +170,8 @@ def _searched(
     limits: dict[str, Any],
 ) -> list[Timeline]:
     """Orders of their own for each placement of so many stages on a rank."""
+    from microbatch.pipeline.search import greedy_schedules, improve
+
     found = []
     for placement in {loop(ranks, chunks), zigzag(ranks, chunks)}:
         fitted = regroup(costs, given, len(placement))

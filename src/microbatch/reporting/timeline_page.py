@@ -68,6 +68,6 @@ def _changes(timeline: Timeline) -> list[tuple[str, str, str]]:
 
 def _others(timeline: Timeline) -> list[tuple[str, str, str, str]]:
     return [
-        (wording.named(one, timeline), format_number(one.seconds), format_number(one.peak_activations), one.verdict)
+        (wording.named(one, timeline), one.verdict, format_number(one.seconds), format_number(one.peak_activations))
         for one in alternatives(timeline)
     ]

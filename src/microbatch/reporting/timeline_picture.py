@@ -26,6 +26,8 @@ LABELS = 76
 _DIGIT = 6.8
 _FONT = 11
 _WIDEST = 24_000
+_HEADROOM = 1.2
+"""Room above the largest peak, so that neither it nor the limit touches the lane."""
 _SHADES = {FORWARD: "forward", INPUT_GRADIENT: "input", WEIGHT_GRADIENT: "weight", BACKWARD: "backward"}
 _WORDS = {FORWARD: "forward", INPUT_GRADIENT: "input gradient", WEIGHT_GRADIENT: "weight gradient",
           BACKWARD: "full backward"}  # fmt: skip
@@ -66,20 +68,20 @@ def frame_of(timeline: Timeline, least_width: float) -> Frame:
     typical = float(np.quantile(boxes[boxes > 0], 0.1)) if (boxes > 0).any() else longest
     width = min(max(least_width, longest * needed / typical), _WIDEST)
     peaks = [max(one.peak_activations) for one in shown]
-    return Frame(width / longest, width, len(shown), max(*peaks, timeline.memory_limit or 0.0))
+    return Frame(width / longest, width, len(shown), _HEADROOM * max(*peaks, timeline.memory_limit or 0.0))
 
 
 def standalone(timeline: Timeline, least_width: float = 1100) -> str:
     """One SVG file with the sentence on top, for papers and pages; it follows the reader's light or dark theme."""
     frame = frame_of(timeline, least_width)
     sentence = list(_wrapped(wording.headline(timeline), frame.width + LABELS))
-    top = 34 + 18 * len(sentence) + 30
+    top = 36 + 18 * len(sentence) + LANE + 12
     height, width = top + frame.height(timeline.schedule.ranks), LABELS + frame.width + 16
     texts = [f'<text class="title" x="8" y="22">{escape(wording.subject(timeline))}</text>']
     texts += [f'<text class="say" x="8" y="{44 + 18 * i}">{escape(line)}</text>' for i, line in enumerate(sentence)]
     parts = [
         *texts,
-        f'<g transform="translate(8 {44 + 18 * len(sentence)})">{legend(timeline)}</g>',
+        f'<g transform="translate(8 {36 + 18 * len(sentence)})">{legend(timeline)}</g>',
         f'<g transform="translate(8 {top})">{labels(timeline, frame)}</g>',
         f'<g transform="translate({LABELS} {top})">{lanes(timeline, frame)}</g>',
     ]
@@ -103,7 +105,8 @@ def theme_style() -> str:
 CLASSES = (
     "svg text{font:11px system-ui,'DejaVu Sans',sans-serif;fill:var(--text)}"
     "svg .title{font-size:15px;font-weight:650}svg .say{font-size:13px}svg .soft{fill:var(--muted)}"
-    "svg .ground{fill:var(--background)}svg .number{text-anchor:middle;pointer-events:none}"
+    "svg .ground{fill:var(--background)}svg .number{text-anchor:middle;pointer-events:none;"
+    "paint-order:stroke;stroke:var(--background);stroke-width:2px;stroke-opacity:.75}"
     ".lane{fill:var(--panel)}.line{stroke:var(--grid);stroke-width:1}"
     ".forward{fill:var(--forward);fill-opacity:.5;stroke:var(--forward)}"
     ".input{fill:var(--input_gradient);fill-opacity:.12;stroke:var(--input_gradient);stroke-width:1.5}"

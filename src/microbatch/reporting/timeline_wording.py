@@ -58,7 +58,10 @@ def alternative(timeline: Timeline) -> str:
 def named(tried: Tried, timeline: Timeline) -> str:
     """A schedule with its chunks where they are not those of the timeline."""
     chunks = timeline.schedule.chunks
-    return tried.name if tried.chunks == chunks else f"{tried.name} ({format_number(tried.chunks)} chunks on each rank)"
+    if tried.chunks == chunks:
+        return tried.name
+    plural = "" if tried.chunks == 1 else "s"
+    return f"{tried.name} ({format_number(tried.chunks)} chunk{plural})"
 
 
 def facts(timeline: Timeline) -> list[tuple[str, str, str]]:

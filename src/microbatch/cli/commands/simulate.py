@@ -155,8 +155,8 @@ def _say(timeline: Timeline, outputs: tuple[Path, ...], *, as_json: bool, action
 
         print_json({**timeline.to_json(actions=actions), "alternatives": [a.to_json() for a in alternatives(timeline)]})
         return
-    from microbatch.reporting.text import to_text
+    from microbatch.reporting.timeline_text import lines
 
-    print(to_text(timeline))
+    print("\n".join(lines(timeline)))
     for path in outputs:
         print(f"Wrote {path}")
