@@ -21,6 +21,7 @@ from microbatch.errors import (
 from microbatch.serving.batcher import DynamicBatcher
 from tests.serving.engines import LONG, Held, serving, until
 from tests.serving.functions import double, poisoned
+from tests.serving.views import profile_of
 
 
 def test_three_ways_to_one_answer() -> None:
@@ -177,7 +178,6 @@ def test_map_is_never_refused() -> None:
 def test_retry_after_is_what_the_queue_takes() -> None:
     held = Held()
     latency = {1: 1.0, 2: 1.5}
-    from tests.serving.test_latency import profile_of
 
     async def ask(engine: DynamicBatcher) -> float:
         tasks = [asyncio.create_task(engine.submit(0))]

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microbatch.curves.profile import Point, Profile
 from microbatch.errors import InvalidProfile, InvalidSettings
 from microbatch.serving.latency import Latency, latency_of, measured_latency, row_of
 from microbatch.serving.limits import UNMEASURED, Wishes, settle
 from microbatch.serving.policies import POLICIES
-from tests.serving.views import MEMORY_BOUND
-
-CLIFF = Latency({1: 1.0, 16: 1.2, 32: 1.4, 33: 3.0, 48: 3.1, 64: 3.2})
-COMPUTE_BOUND = Latency({1: 1.0, 2: 2.0, 4: 3.99, 8: 7.95})
-
-
-def profile_of(table: dict[int, float], **changes: Any) -> Profile:
-    points = tuple(Point(batch_size=size, samples=(t * 1.2, t, t * 0.9)) for size, t in table.items())
-    return replace(Profile(points=points), **changes)
+from tests.serving.views import CLIFF, COMPUTE_BOUND, MEMORY_BOUND, profile_of
 
 
 def test_rows_are_kept_and_between_them_the_line_is_straight() -> None:

@@ -230,6 +230,13 @@ def test_padding_is_cut_once(length: int, longest: int) -> None:
     assert without_padding({"x": torch.zeros(longest, 2)}, longest, length)["x"].shape == (length, 2)
 
 
+def test_an_error_of_collate_is_its_items_own() -> None:
+    engine = DynamicBatcher(Encoder(masked=True), collate=Padded(), length=lambda item: 3, max_batch_size=4)
+    found = asyncio.run(ask(engine, [*sequences(3, 3), torch.zeros(1, 1), *sequences(3)]))
+    engine.close()
+    assert [isinstance(each, InvalidBatch) for each in found] == [False, False, True, False]
+
+
 def test_an_item_that_is_no_sequence() -> None:
     with pytest.raises(InvalidBatch, match="not \\(tokens,\\)"):
         Padded()([torch.zeros(2, 2)])

@@ -16,7 +16,7 @@ from microbatch.serving.queue import HEAD_START, Entry, Reply, RequestQueue
 from microbatch.serving.simulate import simulate
 from microbatch.serving.traffic import bursts, poisson
 from microbatch.serving.view import NEVER, Pace, Waiting
-from tests.serving.views import MEMORY_BOUND, limits_of, view_of
+from tests.serving.views import CLIFF, MEMORY_BOUND, limits_of, view_of
 
 NAMES = sorted(POLICIES)
 
@@ -163,6 +163,15 @@ def test_no_policy_waits_beyond_the_delay_that_was_set(name: str) -> None:
     pace = Pace(gap=1e-4, mean_gap=1e-1, last_arrival=5.0, answered_at=4.9999, owed=30, return_time=1e-3)
     view = view_of(alike(4.9), now=5.0, free_since=4.9999, pace=pace, max_queue_delay=0.05)
     assert list(limits_of(name).decide(view).launch) == [0]
+
+
+@pytest.mark.parametrize("deadline", [NEVER, 60.0])
+def test_a_batch_stops_below_a_cliff_with_deadlines_and_without(deadline: float) -> None:
+    items = [Waiting(0.0, deadline=deadline)] * 40
+    decision = policies.marginal_gain(view_of(items, latency=CLIFF, max_batch_size=64))
+    assert list(decision.launch) == list(range(32))
+    longer = [each._replace(cost=2, length=2) for each in items]
+    assert len(policies.marginal_gain(view_of(longer, latency=CLIFF, max_batch_size=64)).launch) == 40
 
 
 def test_a_deadline_bounds_the_wait() -> None:

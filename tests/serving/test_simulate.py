@@ -19,8 +19,7 @@ from microbatch.serving.policies import POLICIES
 from microbatch.serving.simulate import simulate, simulate_clients
 from microbatch.serving.traffic import TRAFFIC, bursts, from_trace, poisson, uniform
 from microbatch.serving.view import QueueView, Waiting, wait
-from tests.serving.test_latency import COMPUTE_BOUND, profile_of
-from tests.serving.views import MEMORY_BOUND, limits_of
+from tests.serving.views import COMPUTE_BOUND, MEMORY_BOUND, limits_of, profile_of
 
 T1, T8, T32 = (MEMORY_BOUND.seconds(size) for size in (1, 8, 32))
 TURN = 3e-4

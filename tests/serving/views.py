@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+from microbatch.curves.profile import Point, Profile
 from microbatch.serving.latency import Latency
 from microbatch.serving.limits import Limits, Wishes, settle
 from microbatch.serving.policies import POLICIES
@@ -11,7 +14,16 @@ from microbatch.serving.view import Pace, QueueView, Waiting
 
 MEMORY_BOUND = Latency({size: 3e-3 + 0.1e-3 * size for size in (1, 2, 4, 8, 16, 32, 64)})
 """A batch costs 3 ms, and 0.1 ms for each item."""
+CLIFF = Latency({1: 1.0, 16: 1.2, 32: 1.4, 33: 3.0, 48: 3.1, 64: 3.2})
+COMPUTE_BOUND = Latency({1: 1.0, 2: 2.0, 4: 3.99, 8: 7.95})
+
+
 UNKNOWN_PACE = Pace()
+
+
+def profile_of(table: dict[int, float], **changes: Any) -> Profile:
+    points = tuple(Point(batch_size=size, samples=(t * 1.2, t, t * 0.9)) for size, t in table.items())
+    return replace(Profile(points=points), **changes)
 
 
 def view_of(

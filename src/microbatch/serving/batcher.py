@@ -33,7 +33,8 @@ from microbatch.serving.view import NEVER, Policy, Waiting
 class DynamicBatcher:
     """Runs a function or a module on single items, in batches that form by themselves.
 
-    Each request gets exactly one answer: its result, its own error, or one of `microbatch.NotServed`.
+    Each request gets exactly one answer: its result, its own error, or one of `microbatch.NotServed`. In a ``with``
+    block it starts at the beginning and is closed at the end.
     """
 
     def __init__(
@@ -129,6 +130,12 @@ class DynamicBatcher:
                 self._service = Service(self.name, prepare(self._plan), self._plan)
                 self._service.start()
         return self
+
+    def __enter__(self) -> DynamicBatcher:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def ready(self) -> bool:

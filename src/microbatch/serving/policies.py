@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from microbatch.serving.choose import fitting, prefix, work_of
-from microbatch.serving.view import NEVER, Decision, Policy, QueueView, launch, wait
+from microbatch.serving.view import NEVER, Decision, Policy, QueueView, Waiting, launch, wait
 
 FULL = "the batch is full"
 FREE = "a worker is free"
@@ -102,10 +102,18 @@ def token_budget(view: QueueView) -> Decision:
 
 def _fill(view: QueueView) -> Sequence[int]:
     """As many items as a batch takes, or fewer where that is faster for all of them."""
-    if not view.uniform or view.token_budget is not None:
-        return fitting(view, view.max_batch_size)
-    most = min(view.max_batch_size, view.num_waiting)
-    return prefix(view, most if view.best_size is None else view.best_size(most))
+    if view.uniform and view.token_budget is None:
+        places: Sequence[int] = prefix(view, view.max_batch_size)
+    else:
+        places = fitting(view, view.max_batch_size)
+    if view.best_size is None or not (view.uniform or all(_is_plain(view.waiting[place]) for place in places)):
+        return places
+    return places[: view.best_size(len(places))]
+
+
+def _is_plain(item: Waiting) -> bool:
+    """Whether its batch costs what its number of items says."""
+    return item.cost == 1 and item.length == 1
 
 
 def _launch(view: QueueView, places: Sequence[int], reason: str) -> Decision:

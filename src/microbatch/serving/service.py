@@ -85,6 +85,8 @@ class Service:
 
     def start(self) -> None:
         """Begin to serve."""
+        for worker in self.prepared.workers:
+            worker.watch(self._look_again)
         for thread in self._threads:
             thread.start()
 
@@ -213,9 +215,11 @@ class Service:
         while True:
             self._revive(worker)
             with self._lock:
-                batch = self._next()
+                batch = self._next(worker)
                 if batch is None:
-                    return
+                    if self._draining:
+                        return
+                    continue
                 self._running[worker] = batch
             try:
                 self._run(worker, batch)
@@ -234,6 +238,11 @@ class Service:
         with self._lock:
             self._counters.launched(self._record(batch, calls))
 
+    def _look_again(self) -> None:
+        """A worker died: if it was idle, its thread must wake up to start it again, for no request may come."""
+        with self._lock:
+            self._work.notify_all()
+
     def _revive(self, worker: Worker) -> None:
         """Start a dead worker again. As long as others are alive it takes no requests; else they get its error."""
         while not worker.alive and not self._draining:
@@ -244,14 +253,17 @@ class Service:
                 if not any(each.alive for each in self.prepared.workers):
                     return
 
-    def _next(self) -> _Batch | None:
-        """The next batch for a worker that is free from now on; None when it is to stop. Under the lock."""
+    def _next(self, worker: Worker) -> _Batch | None:
+        """The next batch for a worker that is free from now on; None when it is to stop, or died meanwhile.
+
+        Under the lock.
+        """
         free_since = time.monotonic()
         self._free += 1
         try:
             while True:
                 if not len(self._queue):
-                    if self._draining:
+                    if self._draining or not worker.alive:
                         return None
                     self._work.wait()
                     continue

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
@@ -44,6 +46,9 @@ class Worker(Protocol):
     def run(self, items: list[Any]) -> Any:
         """The results of a batch."""
 
+    def watch(self, died: Callable[[], None]) -> None:
+        """Call back, from any thread, each time it dies."""
+
     def stop(self) -> None:
         """Give back what it holds."""
 
@@ -59,6 +64,9 @@ class InThread:
 
     def start(self) -> None:
         """Nothing to do."""
+
+    def watch(self, died: Callable[[], None]) -> None:
+        """It lives as long as the server does."""
 
     def stop(self) -> None:
         """Nothing to do."""
@@ -76,13 +84,16 @@ class InProcess:
         self._process: BaseProcess | None = None
         self._carrier: Carrier | None = None
         self._failures = 0
+        self._told: Callable[[], None] = _nobody
         self.restarts = -1
         self.device = "cpu"  # memory elsewhere is the process's own, which gives it back itself
 
     @property
     def alive(self) -> bool:
         process = self._process
-        return self._carrier is not None and process is not None and process.is_alive()
+        with suppress(ValueError):  # closed by the thread that starts it again
+            return self._carrier is not None and process is not None and process.is_alive()
+        return False
 
     @property
     def pid(self) -> int | None:
@@ -114,6 +125,11 @@ class InProcess:
             raise value
         self._carrier = carrier
         self._failures = 0
+        threading.Thread(target=self._wait_for_end, args=(self._process,), daemon=True).start()
+
+    def watch(self, died: Callable[[], None]) -> None:
+        """Call back each time the process ends."""
+        self._told = died
 
     def run(self, items: list[Any]) -> Any:
         """The results; what the function raised is raised.
@@ -145,6 +161,12 @@ class InProcess:
             process.join()
         process.close()
 
+    def _wait_for_end(self, process: BaseProcess) -> None:
+        with suppress(ValueError):  # closed meanwhile
+            wait([process.sentinel])
+            process.join()  # its files close a moment before it counts as dead
+        self._told()
+
     def _answer(self, carrier: Carrier) -> Any:
         assert self._process is not None
         wait([carrier.connection, self._process.sentinel])
@@ -164,6 +186,10 @@ class InProcess:
             f"The worker process ended with exit status {code} while it ran the request.",
             "Send it again; if it ends the process each time, run the function on it by hand.",
         )
+
+
+def _nobody() -> None:
+    """Who is told before anybody watches."""
 
 
 def spec_of(function: Runner) -> ByName:
