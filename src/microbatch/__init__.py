@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from microbatch.batch.exactness import ExactnessReport
     from microbatch.batch.independence import check_independence
+    from microbatch.batch.token_budget import TokenBudget
     from microbatch.curves.explanation import Explanation
     from microbatch.curves.profile import Profile
     from microbatch.errors import (
@@ -54,7 +55,10 @@ if TYPE_CHECKING:
     from microbatch.reporting.save import save, show
     from microbatch.serving.batcher import DynamicBatcher
     from microbatch.serving.decorate import batched
+    from microbatch.serving.map_report import MapReport
+    from microbatch.serving.offline import imap, map
     from microbatch.sizes import BatchSizes
+    from microbatch.training.joint import JointTerm
     from microbatch.training.result import StepResult
     from microbatch.training.samples import GlobalBatches, none_where_empty
     from microbatch.training.step import TrainStep
@@ -84,6 +88,8 @@ __all__ = [
     "InvalidQuantity",
     "InvalidSchedule",
     "InvalidSettings",
+    "JointTerm",
+    "MapReport",
     "MicrobatchError",
     "ModelFailed",
     "NoAnswer",
@@ -96,6 +102,7 @@ __all__ = [
     "Schedule",
     "StepResult",
     "Timeline",
+    "TokenBudget",
     "TooNoisy",
     "TrainStep",
     "UserError",
@@ -104,6 +111,8 @@ __all__ = [
     "check_independence",
     "compare",
     "explain",
+    "imap",
+    "map",
     "none_where_empty",
     "predict",
     "profile",
@@ -135,6 +144,8 @@ _HOMES = {
     "InvalidQuantity": "microbatch.errors",
     "InvalidSchedule": "microbatch.errors",
     "InvalidSettings": "microbatch.errors",
+    "JointTerm": "microbatch.training.joint",
+    "MapReport": "microbatch.serving.map_report",
     "MicrobatchError": "microbatch.errors",
     "ModelFailed": "microbatch.errors",
     "NoAnswer": "microbatch.errors",
@@ -147,6 +158,7 @@ _HOMES = {
     "Schedule": "microbatch.pipeline.schedule",
     "StepResult": "microbatch.training.result",
     "Timeline": "microbatch.pipeline.timeline",
+    "TokenBudget": "microbatch.batch.token_budget",
     "TooNoisy": "microbatch.errors",
     "TrainStep": "microbatch.training.step",
     "UserError": "microbatch.errors",
@@ -155,6 +167,8 @@ _HOMES = {
     "check_independence": "microbatch.batch.independence",
     "compare": "microbatch.profiling.compare",
     "explain": "microbatch.profiling.explain",
+    "imap": "microbatch.serving.offline",
+    "map": "microbatch.serving.offline",
     "none_where_empty": "microbatch.training.samples",
     "predict": "microbatch.profiling.predict",
     "profile": "microbatch.profiling.sweep",

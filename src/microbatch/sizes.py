@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from microbatch.errors import InvalidBatchSizes
@@ -15,6 +16,7 @@ class BatchSizes:
         global_batch_size: items in one optimizer step, over all pieces.
         micro_batch_size: items in every piece but perhaps the last.
         num_micro_batches: number of pieces, the smaller tail included.
+        uneven: the size of each piece where lengths decide; `micro_batch_size` is then the largest of them.
 
     >>> BatchSizes.of(global_batch_size=128, micro_batch_size=16).num_micro_batches
     8
@@ -23,6 +25,7 @@ class BatchSizes:
     global_batch_size: int
     micro_batch_size: int
     num_micro_batches: int
+    uneven: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -31,10 +34,14 @@ class BatchSizes:
         global_batch_size: int | None = None,
         micro_batch_size: int | None = None,
         num_micro_batches: int | None = None,
+        uneven: Sequence[int] | None = None,
     ) -> BatchSizes:
         """The third size from any two; all three are checked against each other.
 
-        A micro-batch larger than the batch is one piece.
+        A micro-batch larger than the batch is one piece. Uneven pieces give all three.
+
+        >>> BatchSizes.of(uneven=[2, 5, 1]).global_batch_size
+        8
 
         Raises:
             InvalidBatchSizes: fewer than two sizes, a size below 1, more pieces than items, or a contradiction.
@@ -47,6 +54,8 @@ class BatchSizes:
         for name, size in given.items():
             if size is not None:
                 _check_positive(name, size)
+        if uneven is not None:
+            return cls._from_pieces(given, tuple(uneven))
         if list(given.values()).count(None) > 1:
             raise InvalidBatchSizes(
                 "Two of global_batch_size, micro_batch_size and num_micro_batches are needed.",
@@ -72,6 +81,17 @@ class BatchSizes:
         return evened_out
 
     @classmethod
+    def _from_pieces(cls, given: dict[str, int | None], uneven: tuple[int, ...]) -> BatchSizes:
+        sizes = cls(sum(uneven), max(uneven), len(uneven), uneven)
+        for name, size in given.items():
+            if size not in (None, getattr(sizes, name)):
+                raise InvalidBatchSizes(
+                    f"Pieces of {list(uneven)} have {name} {getattr(sizes, name)}, not {size}.",
+                    "Leave the other sizes out.",
+                )
+        return sizes
+
+    @classmethod
     def _from_number(cls, global_batch_size: int, num_micro_batches: int) -> BatchSizes:
         if num_micro_batches > global_batch_size:
             raise InvalidBatchSizes(
@@ -86,6 +106,8 @@ class BatchSizes:
 
         Full micro-batches and a tail; where those would be fewer pieces than asked for (9 in 6), evened out.
         """
+        if self.uneven is not None:
+            return self.uneven
         if self._has_full_pieces:
             full, tail = divmod(self.global_batch_size, self.micro_batch_size)
             return (self.micro_batch_size,) * full + ((tail,) if tail else ())
@@ -95,6 +117,8 @@ class BatchSizes:
     @property
     def tail(self) -> int:
         """Items in the last piece when it is smaller than the first, else 0."""
+        if self.uneven is not None:
+            return self.uneven[-1] if self.uneven[-1] < self.micro_batch_size else 0
         if self._has_full_pieces:
             return self.global_batch_size % self.micro_batch_size
         small, larger = divmod(self.global_batch_size, self.num_micro_batches)

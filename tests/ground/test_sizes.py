@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,7 +48,8 @@ def test_size_and_number_give_the_whole(micro_batch_size: int, num_micro_batches
 def test_all_three_sizes_of_a_batch_are_accepted_again(global_batch_size: int, share: float) -> None:
     number = 1 + round(share * (global_batch_size - 1))
     sizes = BatchSizes.of(global_batch_size=global_batch_size, num_micro_batches=number)
-    assert BatchSizes.of(**asdict(sizes)) == sizes
+    given: dict[str, Any] = asdict(sizes)
+    assert BatchSizes.of(**given) == sizes
 
 
 def test_the_example_of_the_field() -> None:
@@ -88,7 +90,17 @@ def test_nearest_divisors_divide_and_nothing_nearer_does(whole: int, size: int) 
         ({"global_batch_size": 8, "micro_batch_size": 2, "num_micro_batches": 12}, "cannot be cut into 12 pieces"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_with_their_numbers(sizes: dict[str, int], says: str) -> None:
+def test_sizes_that_cannot_be_are_refused_with_their_numbers(sizes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidBatchSizes, match=says) as caught:
         BatchSizes.of(**sizes)
     assert caught.value.remedy
+
+
+def test_uneven_pieces_give_every_size() -> None:
+    sizes = BatchSizes.of(uneven=[2, 5, 1])
+    assert (sizes.global_batch_size, sizes.micro_batch_size, sizes.num_micro_batches) == (8, 5, 3)
+    assert sizes.pieces == (2, 5, 1)
+    assert sizes.tail == 1
+    assert BatchSizes.of(uneven=sizes.pieces, global_batch_size=8) == sizes
+    with pytest.raises(InvalidBatchSizes, match="global_batch_size 8, not 9"):
+        BatchSizes.of(uneven=[2, 5, 1], global_batch_size=9)

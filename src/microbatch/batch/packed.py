@@ -36,6 +36,11 @@ def packed_size(batch: object) -> int | None:
     return next(iter(sizes.values()))
 
 
+def packed_offsets(batch: object) -> list[int] | None:
+    """Where the sequences of a packed batch end, from 0 on; None for a batch that has no cumulative lengths."""
+    return next(iter(_offsets(_named(batch)).values()), None)
+
+
 def cut_packed(batch: Any, start: int, stop: int) -> Any:
     """Sequences `start` to `stop` of a packed batch; None for a batch that has no cumulative lengths.
 

@@ -31,8 +31,11 @@ from microbatch.batch.members import (
 from microbatch.batch.packed import cut_packed, cut_special, packed_size
 from microbatch.errors import InvalidBatch, InvalidBatchSizes
 
-_Cut = Callable[[int, int], Any]
-"""Items from one to another of what it was made for."""
+Items = range | list[int]
+"""Which items of a batch: a range is cut out as views, a list is copied together."""
+
+_Cut = Callable[[Items], Any]
+"""These items of what it was made for."""
 
 _TOP = ""
 """Path of the batch itself."""
@@ -76,6 +79,27 @@ def split(batch: Any, sizes: Sequence[int], *, list_of_samples: bool | None = No
     return _pieces(batch, sizes, reading)
 
 
+def take(batch: Any, items: Items, *, list_of_samples: bool | None = None) -> Any:
+    """Some items of a batch, in that order, as a batch of the same type.
+
+    Args:
+        batch: see the module; sequences that lie end to end can only be cut out as a range.
+        items: their places; those of a list are copied together, but for the whole batch as it is.
+        list_of_samples: see `batch_size_of`.
+
+    Raises:
+        InvalidBatch: as `batch_size_of`.
+    """
+    return taking(batch, list_of_samples=list_of_samples)(items)
+
+
+def taking(batch: Any, *, list_of_samples: bool | None = None) -> Callable[[Items], Any]:
+    """`take` for one batch, which is read once."""
+    reading = _read(batch, list_of_samples)
+    cut, every = reading.cut(batch), range(reading.size)
+    return lambda items: batch if len(items) == len(every) and list(items) == list(every) else cut(items)
+
+
 def to_device(piece: Any, device: torch.device) -> Any:
     """The piece with its tensors on a device; a copy from pinned memory does not block."""
     if isinstance(piece, Tensor):
@@ -108,25 +132,28 @@ class _Reading:
     packed: bool = False
 
     def cut(self, batch: Any) -> _Cut:
-        """What gives the batch's items from one to another.
+        """What gives items of the batch.
 
         Raises:
             InvalidBatch: what has entries, but not one per item.
         """
         if self.packed:
-            return partial(cut_packed, batch)
-        return _plan(batch, _TOP, self) or (lambda start, stop: batch)  # noqa: ARG005
+            return lambda items: cut_packed(batch, items[0], items[-1] + 1)
+        return _plan(batch, _TOP, self) or (lambda items: batch)  # noqa: ARG005
 
 
 def _pieces(batch: Any, sizes: Sequence[int], reading: _Reading) -> Iterator[Any]:
     cut, start = reading.cut(batch), 0
     for size in sizes:
-        yield batch if size == reading.size else cut(start, start + size)
+        yield batch if size == reading.size else cut(range(start, start + size))
         start += size
 
 
-def _part(value: Any, start: int, stop: int) -> Any:
+def _part(value: Any, items: Items) -> Any:
     """Items of a sequence of samples, a tensor or an array."""
+    if isinstance(items, list):
+        return _chosen(value, items)
+    start, stop = items.start, items.stop
     if type(value) is Tensor and value.layout == torch.strided and not value.is_nested:
         return value[start:stop]
     if (special := cut_special(value, start, stop)) is not None:
@@ -134,6 +161,17 @@ def _part(value: Any, start: int, stop: int) -> Any:
     if isinstance(value, Tensor) and value.layout != torch.strided:
         return value.index_select(0, torch.arange(start, stop, device=value.device))
     return value[start:stop]
+
+
+def _chosen(value: Any, items: list[int]) -> Any:
+    if isinstance(value, PackedSequence) or (isinstance(value, Tensor) and value.is_nested):
+        raise InvalidBatch("Sequences that lie end to end are cut in their order.", "Give padded members, or a list.")
+    if isinstance(value, Tensor):
+        return value.index_select(0, torch.tensor(items, device=value.device))
+    if isinstance(value, np.ndarray):
+        return value[items]
+    chosen = [value[item] for item in items]
+    return chosen if type(value) is list else type(value)(chosen)
 
 
 def _read(batch: Any, told: bool | None) -> _Reading:
@@ -155,8 +193,9 @@ def _read_sequences(batch: Any, sequences: dict[str, Sequence[Any]], told: bool 
     as_members = bool(inside) and not only_samples and len(set(inside.values())) == 1
     as_samples = len(set(lengths.values())) == 1
     if as_samples and as_members:
+        what = next(iter(lengths)) or "The batch"
         raise InvalidBatch(
-            f"{next(iter(lengths))} can be read as {next(iter(lengths.values()))} samples or as members with "
+            f"{what} can be read as {next(iter(lengths.values()))} samples or as members with "
             f"{_agreed(inside)} items each.",
             "Give members as a tuple, or say list_of_samples=True or False.",
         )
@@ -217,20 +256,18 @@ def _plan(value: Any, path: str, reading: _Reading) -> _Cut | None:
     cuts = {name: _plan(item, name, reading) for name, item in members(path, value)}
     if not any(cuts.values()):
         return None
-    return lambda start, stop: rebuilt(value, path, lambda name, item: _piece_of(item, cuts[name], start, stop))
+    return lambda items: rebuilt(value, path, lambda name, item: _piece_of(item, cuts[name], items))
 
 
 def _plan_of_mapping(value: Mapping[Any, Any], path: str, reading: _Reading) -> _Cut | None:
     cuts = [(key, item, _plan(item, joined(path, key), reading)) for key, item in value.items()]
     if not any(cut for _, _, cut in cuts):
         return None
-    return lambda start, stop: rebuilt_mapping(
-        value, {key: item if cut is None else cut(start, stop) for key, item, cut in cuts}
-    )
+    return lambda items: rebuilt_mapping(value, {key: item if cut is None else cut(items) for key, item, cut in cuts})
 
 
-def _piece_of(item: Any, cut: _Cut | None, start: int, stop: int) -> Any:
-    return item if cut is None else cut(start, stop)
+def _piece_of(item: Any, cut: _Cut | None, items: Items) -> Any:
+    return item if cut is None else cut(items)
 
 
 def _is_one_per_item(path: str, value: Sequence[Any], reading: _Reading) -> bool:
