@@ -152,8 +152,13 @@ def main() -> None:
     summary = summarise(found)
     print(", ".join(f"{name} {value:g}" for name, value in summary.items()))
     if arguments.out:
-        document = {"seed": arguments.seed, **summary, "cases": [asdict(outcome) for outcome in found]}
+        document = {"seed": arguments.seed, **summary, "cases": [_plain(outcome) for outcome in found]}
         arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    """A case without its times, which are those of the machine."""
+    return {name: value for name, value in asdict(outcome).items() if not name.endswith("_seconds")}
 
 
 def summarise(found: list[Outcome]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
 from scripts.mutants_pipeline import PIPELINE
 from scripts.mutants_serving import SERVING
+from scripts.mutants_whole_batch import WHOLE_BATCH
 
 MUTANTS: tuple[Mutant, ...] = (
     *_rows(
@@ -481,4 +482,5 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *PIPELINE,
     *SERVING,
+    *WHOLE_BATCH,
 )

@@ -91,3 +91,12 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
                       ["nothing.csv"], ["gpipe", "--stages", "0"]):  # fmt: skip
         assert run(["simulate", *arguments]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_time_at_all_and_one_of_everything(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = ["--forward", "0", "--input-gradient", "0", "--weight-gradient", "0"]
+    for arguments in (nothing, ["--stages", "2", "--micro-batches", "1"]):
+        assert run(["simulate", name, *arguments]) == 0
+        assert run(["simulate", name, *arguments, "--json"]) == 0
+        assert "NaN" not in capsys.readouterr().out

@@ -40,7 +40,19 @@ def random_costs(schedule: Schedule, rng: random.Random) -> Costs:
 )
 def test_the_slow_simulator_agrees(name: str, ranks: int, count: int, seed: int) -> None:
     schedule = Schedule.of(name, ranks=ranks if not SCHEDULES[name].even else max(2, ranks), num_micro_batches=count)
-    costs = random_costs(schedule, random.Random(seed))
+    agrees(schedule, random_costs(schedule, random.Random(seed)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["dualpipe_v", "dualpipe"])
+def test_the_slow_simulator_agrees_on_pairs(name: str, seed: int) -> None:
+    schedule = Schedule.of(name, ranks=4, num_micro_batches=9)
+    assert schedule.is_joined.sum() > 10
+    agrees(schedule, random_costs(schedule, random.Random(seed)))
+
+
+def agrees(schedule: Schedule, costs: Costs) -> None:
+    """The simulation ends every action when the slow one does."""
     timeline = simulate(schedule, costs)
     forward, inputs, weights = (np.asarray(t) for t in (costs.forward, costs.input_gradient, costs.weight_gradient))
     tables = {"F": forward, "I": inputs, "W": weights, "B": inputs + weights}
@@ -52,7 +64,6 @@ def test_the_slow_simulator_agrees(name: str, ranks: int, count: int, seed: int)
         costs.per_message,
         costs.overlap,
     )
-    # In a pair both parts end at their own times; the slow one knows the same.
     for index in range(len(schedule)):
         action = schedule.action(index)
         key = (action.stage, LETTERS[action.kind], action.micro_batch)

@@ -230,7 +230,7 @@ def _order_of_merit(timeline: Timeline, *, synchronised: bool = True) -> tuple[f
 
 
 def _tried(timeline: Timeline, best: Timeline, synchronised: bool = True) -> Tried:
-    slower = _seconds(timeline, synchronised) / _seconds(best, synchronised) - 1
+    slower = _beyond(timeline, best, synchronised)
     if timeline is best:
         verdict = "chosen"
     elif timeline.fits is False:
@@ -244,6 +244,12 @@ def _tried(timeline: Timeline, best: Timeline, synchronised: bool = True) -> Tri
         peak_activations=max(timeline.peak_activations),
         verdict=verdict,
     )
+
+
+def _beyond(one: Timeline, best: Timeline, synchronised: bool) -> float:
+    """How much longer a step takes than the best, as a share of that; 0 where neither takes any time."""
+    base = _seconds(best, synchronised)
+    return _seconds(one, synchronised) / base - 1 if base else 0.0
 
 
 def _compared(slower: float) -> str:
@@ -276,7 +282,7 @@ def _reason(best: Timeline, timelines: list[Timeline], optimal: bool, synchronis
     words = [f"{best.schedule.name} waits {format_percent(best.bubble_fraction)} of the step"]
     if fitting:
         second = min(fitting, key=merit)
-        gain = _seconds(second, synchronised) / _seconds(best, synchronised) - 1
+        gain = _beyond(second, best, synchronised)
         words.append(f"{format_percent(gain)} less time than {second.schedule.name}" if gain > 5e-4
                      else f"as fast as {second.schedule.name}")  # fmt: skip
     if faster:

@@ -21,7 +21,7 @@ def subject(timeline: Timeline) -> str:
     return f"{schedule.name}, {_count(schedule.ranks, 'rank')}{stages}, {count}"
 
 
-def _count(number: int, word: str) -> str:
+def _count(number: float, word: str) -> str:
     plural = f"{word}es" if word.endswith("h") else f"{word}s"
     return f"{format_number(number)} {word if number == 1 else plural}"
 
@@ -49,7 +49,8 @@ def alternative(timeline: Timeline) -> str:
     if not others:
         return ""
     best = others[0]
-    gain = 1 - best.seconds / timeline.makespan_with_optimizer
+    whole = timeline.makespan_with_optimizer
+    gain = 1 - best.seconds / whole if whole else 0.0
     if gain <= 5e-4:
         return "no other named schedule is faster" + (" within the limit" if timeline.fits is not None else "")
     return f"{named(best, timeline)} would take {format_percent(gain)} less time"
@@ -73,7 +74,7 @@ def facts(timeline: Timeline) -> list[tuple[str, str, str]]:
         ("bubble over ideal", format_percent(timeline.bubble_over_ideal), "waiting over working"),
         ("longest wait inside a rank", format_percent(float(timeline.bubble_per_rank.max())),
          "between its first action and its last"),
-        ("peak", f"{format_number(max(timeline.peak_activations))} micro-batches", _limit(timeline)),
+        ("peak", _count(max(timeline.peak_activations), "micro-batch"), _limit(timeline)),
     ]  # fmt: skip
     if timeline.peak_bytes is not None:
         rows.append(("peak bytes", format_bytes(max(timeline.peak_bytes)), "of the fullest rank, weights included"))
