@@ -29,6 +29,8 @@ def main(rank: int, world: int, folder: Path, tables: list[str]) -> None:
     except BaseException:
         found["error"] = traceback.format_exc()
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    if "error" not in found:
+        dist.barrier()  # a rank that ends while another still takes its groups down makes that one abort
     dist.destroy_process_group()
 
 

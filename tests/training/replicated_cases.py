@@ -254,6 +254,31 @@ def errors() -> Iterator[tuple[str, Any]]:
         )
 
 
+def proofs() -> Iterator[tuple[str, Any]]:
+    """`check` on ranks of very unequal parts: exact, exact with several weights, and a rank alone that is not."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    for what, loss in (("exact", by_token), ("weights", LOSSES["own_weights"]), ("idle", by_token), ("one", by_token)):
+        model, batch = tagger(), sequences()
+        if what == "one" and rank == world - 1:  # rows of this rank alone see each other
+            model.head.register_forward_hook(lambda _, args, output: output * (1 + args[0].square().mean()))
+        step = step_of(model, loss, ddp=what == "exact", micro_batch_size=2)
+        mine = part(batch, shares_of(world, 13, one_is_idle=what == "idle"))
+        before = [p.detach().clone() for p in model.parameters()]
+        report = step.check(mine)
+        same = all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+        yield f"proof {what}", said_of(report) | {"same": same, "next": step(mine).skipped}
+
+
+def said_of(report: Any) -> dict[str, Any]:
+    """What every rank must say alike."""
+    return {
+        "exact": report.exact,
+        "difference": report.largest_difference,
+        "culprits": [culprit.module for culprit in report.culprits],
+        "notes": list(report.notes),
+    }
+
+
 class Counting(TorchDispatchMode):
     """Counts the collectives that reach torch's process groups, whoever calls them."""
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from microbatch.training.step import TrainStep
 from tests.training.jobs import LOSSES, by_token, difference, forward, reference, sequences, tagger
-from tests.training.replicated_cases import out_of_memory, part, shares_of, watched
+from tests.training.replicated_cases import out_of_memory, part, said_of, shares_of, watched
 
 MESHES = {"fsdp": 1, "hsdp": 2}
 
@@ -24,7 +24,8 @@ MESHES = {"fsdp": 1, "hsdp": 2}
 def sharded(mesh: str = "fsdp", dtype: torch.dtype = torch.float64, *, reshard: bool = True) -> Any:
     model: Any = tagger(dtype)
     world = dist.get_world_size()
-    shape, names = ((world,), ("shard",)) if mesh == "fsdp" else ((world, 1), ("replica", "shard"))
+    shards = 2 if world == 4 else 1
+    shape, names = ((world,), ("shard",)) if mesh == "fsdp" else ((world // shards, shards), ("replica", "shard"))
     devices = init_device_mesh("cpu", shape, mesh_dim_names=names)
     for layer in (model.block, model.head, model):
         fully_shard(layer, mesh=devices, reshard_after_forward=reshard)
@@ -59,6 +60,27 @@ def gradients() -> Iterator[tuple[str, Any]]:
             result = step(mine)
             yield (
                 f"{mesh} {name} {size} {order}",
+                {
+                    "difference": difference(found, expected.gradients),
+                    "weights": difference(weights(model), expected.weights),
+                    "loss": abs(result.loss - expected.loss) / abs(expected.loss),
+                },
+            )
+
+
+def two_by_two() -> Iterator[tuple[str, Any]]:
+    """HSDP on four ranks, two replicas of two shards; the last rank has half of the rows, the first may have none."""
+    for order in ("as drawn", "idle"):
+        for name in ("by_token", "own_weights"):
+            model, batch, loss = sharded("hsdp"), sequences(order=order), LOSSES[name]
+            expected = reference(tagger(), loss, batch)
+            mine = part(batch, [2, 4, 7, 13] if order == "as drawn" else [0, 4, 7, 13])
+            step = step_of(model, loss, micro_batch_size=3)
+            step.accumulate(mine)
+            found = whole({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+            result = step(mine)
+            yield (
+                f"{name} {order}",
                 {
                     "difference": difference(found, expected.gradients),
                     "weights": difference(weights(model), expected.weights),
@@ -176,6 +198,80 @@ def skipped() -> Iterator[tuple[str, Any]]:
                 "weight": result.weight,
             },
         )
+
+
+def scaled() -> Iterator[tuple[str, Any]]:
+    """Loss scaling in float32; then one rank's gradient is not finite, and all skip and lower the scale."""
+    world = dist.get_world_size()
+    for mesh in MESHES:
+        model, batch = sharded(mesh, torch.float32), sequences()
+        expected = reference(tagger(torch.float32), by_token, batch, max_norm=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        step = step_of(model, poisoned, micro_batch_size=3, scaler=scaler, max_norm=0.1)
+        mine = part(batch, shares_of(world, 13))
+        step(mine)
+        found = difference(weights(model), expected.weights)
+        if mine is not None and dist.get_rank() == world - 1:
+            mine["advantages"][:] = torch.inf
+        logging.disable(logging.WARNING)
+        result = step(mine)
+        logging.disable(logging.NOTSET)
+        yield (
+            f"scaled {mesh}",
+            {
+                "difference": found,
+                "why": result.skipped,
+                "same": difference(weights(model), expected.weights) == found,
+                "scale": scaler.get_scale(),
+            },
+        )
+
+
+def poisoned(output: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    losses, weight = by_token(output, batch)
+    return (losses * torch.inf if batch["advantages"].isinf().any() else losses), weight
+
+
+def planned() -> Iterator[tuple[str, Any]]:
+    """`auto` from peaks that every rank measures: without a limit, then with one that the line puts at 5 items."""
+    world, limit = dist.get_world_size(), None
+    for what in ("free", "limited"):
+        model, batch = sharded(), sequences(items=13)
+        expected = reference(tagger(), by_token, batch)
+        step = step_of(model, by_token, micro_batch_size="auto", memory_limit=limit)
+        result = step(part(batch, shares_of(world, 13)))
+        assert step.choice is not None
+        (small, low), (large, high) = step.choice.predicted
+        told = [0] * world
+        dist.all_gather_object(told, round((low + (high - low) / (large - small) * (5.5 - small)) / 0.95))
+        limit = max(told)  # the same for all; the rank that needs most has room for 5
+        yield (
+            f"planned {what}",
+            {
+                "difference": difference(weights(model), expected.weights),
+                "size": result.micro_batch_size,
+                "largest": step.choice.largest,
+                "tried": [probe.micro_batch_size for probe in step.choice.probes],
+                "attempts": len(result.attempts),
+                "source": step.choice.budget_source,
+            },
+        )
+
+
+def proofs() -> Iterator[tuple[str, Any]]:
+    """`check` of a sharded model: the copy that it is held against is made of whole parameters."""
+    world = dist.get_world_size()
+    for what in ("fsdp", "hsdp", "idle", "mixes"):
+        model, batch = sharded("hsdp" if what == "hsdp" else "fsdp"), sequences()
+        if what == "mixes":
+            model.head.register_forward_hook(lambda _, args, output: output * (1 + args[0].square().mean()))
+        step = step_of(model, by_token, micro_batch_size=2)
+        mine = part(batch, shares_of(world, 13, one_is_idle=what == "idle"))
+        before = weights(model)
+        report = step.check(mine)
+        after = weights(model)
+        same = all(torch.equal(before[name], after[name]) for name in before)
+        yield f"proof {what}", said_of(report) | {"same": same, "next": step(mine).skipped}
 
 
 def wire() -> Iterator[tuple[str, Any]]:

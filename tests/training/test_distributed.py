@@ -18,12 +18,13 @@ import pytest
 from microbatch.training.meeting import MEETING_BYTES
 
 ROOT = Path(__file__).parents[2]
-REPLICATED = ("gradients", "recoveries", "clipped", "unused", "skipped", "errors", "wire")
-SHARDED = ("gradients", "recoveries", "clipped", "skipped", "errors", "wire")
+REPLICATED = ("gradients", "recoveries", "clipped", "unused", "skipped", "errors", "proofs", "wire")
+SHARDED = ("gradients", "recoveries", "clipped", "scaled", "skipped", "errors", "planned", "proofs", "wire")
 TABLES = {
     1: {"replicated": ("gradients", "skipped"), "sharded": ("gradients",)},
     2: {"replicated": REPLICATED, "sharded": SHARDED},
     3: {"replicated": ("gradients", "recoveries", "unused", "wire"), "sharded": ("wire", "gradients")},
+    4: {"sharded": ("two_by_two",)},
 }
 """What each number of ranks runs."""
 SECONDS = 200
@@ -32,7 +33,7 @@ NO_HANG = 15  # the groups' own timeout is 60 s
 Found = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=TABLES)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank of a group found, by table and case."""
     world: int = request.param
@@ -78,6 +79,43 @@ def test_gradients_of_shards(ranks: Found) -> None:
     for case, found in cases(ranks, "sharded:gradients"):
         for one in found:
             assert max(one["difference"], one["weights"], one["loss"]) <= 1e-13, case
+
+
+def test_shards_of_replicas_two_by_two(ranks: Found) -> None:
+    for case, found in cases(ranks, "sharded:two_by_two"):
+        for one in found:
+            assert max(one["difference"], one["weights"], one["loss"]) <= 1e-13, case
+
+
+def test_loss_scaling_of_shards(ranks: Found) -> None:
+    """An infinite gradient on one rank makes all of them skip."""
+    for case, found in cases(ranks, "sharded:scaled"):
+        for one in found:
+            assert one["difference"] <= 1e-6, case
+            assert (one["why"], one["same"], one["scale"]) == ("a gradient is not finite", True, 2.0**11), case
+
+
+def test_the_size_of_shards_is_planned_and_agreed(ranks: Found) -> None:
+    for case, found in cases(ranks, "sharded:planned"):
+        assert len({json.dumps([one["size"], one["largest"], one["tried"]]) for one in found}) == 1, case
+        for one in found:
+            assert one["difference"] <= 1e-12 and one["attempts"] == 1, case
+            assert one["size"] in one["tried"] and max(one["tried"]) <= one["largest"], case
+            assert len(one["tried"]) <= 8, case
+            if case == "planned limited":
+                assert one["largest"] == 5 and one["source"] == "your limit", case
+
+
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_a_proof_is_the_same_on_every_rank(ranks: Found, kind: str) -> None:
+    for case, found in cases(ranks, f"{kind}:proofs"):
+        assert all(one == found[0] for one in found), case
+        assert found[0]["same"] and found[0]["next"] is None, case
+        mixes = case in ("proof one", "proof mixes")
+        assert found[0]["exact"] == (not mixes), case
+        assert ("head" in found[0]["culprits"]) == mixes, case
+        if not mixes:
+            assert found[0]["difference"] <= 1e-13, case
 
 
 def test_a_replica_out_of_memory_redoes_its_pieces_alone(ranks: Found) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,12 +29,13 @@ WIDTH, ITEMS = 64, 128
 class Network(nn.Module):
     """Counts every forward of itself and of its copies; sizes above a limit run out of memory."""
 
-    def __init__(self, calls: list[int], limit: int = 10**6) -> None:
+    def __init__(self, calls: list[int], limit: int = 10**6, *, norm: bool = True) -> None:
         super().__init__()
         self.limit = limit
         self.count = calls.append
+        middle = nn.BatchNorm1d(2 * WIDTH) if norm else nn.LayerNorm(2 * WIDTH)
         self.layers = nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.BatchNorm1d(2 * WIDTH), nn.ReLU(), nn.Dropout(0.2), nn.Linear(2 * WIDTH, 3)
+            nn.Linear(WIDTH, 2 * WIDTH), middle, nn.ReLU(), nn.Dropout(0.2), nn.Linear(2 * WIDTH, 3)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,6 +44,13 @@ class Network(nn.Module):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         result: Tensor = self.layers(x)
         return result
+
+
+class Deciding(Network):
+    """Control flow that depends on a value: fake tensors have none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if float(x.sum()) > 0 else 1)
 
 
 def loss(output: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -61,15 +70,37 @@ def made(model: nn.Module, **options: Any) -> TrainStep:
     return TrainStep(model, torch.optim.AdamW(model.parameters()), loss, forward=forward, **options)
 
 
-def test_from_128_to_a_limit_of_20_in_8_passes_and_1_out_of_memory() -> None:
-    """Passes on fake tensors counted too."""
+class Clock:
+    """Time that passes in forwards only: `seconds` of each size."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, calls: list[int], seconds: Callable[[int], float]) -> None:
+        self.calls, self.seconds = calls, seconds
+        monkeypatch.setattr("microbatch.training.micro_batch_size.time.perf_counter", self.now)
+
+    def now(self) -> float:
+        return sum(self.seconds(size) for size in self.calls)
+
+
+@pytest.mark.parametrize("fakes_run", [True, False])
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [(lambda size: 1e-2 + 1e-3 * size, 16), (lambda size: 1e-3 * (size + 4) * (1 if size <= 8 else 1.6), 8)],
+    ids=["larger is faster", "smaller is faster"],
+)
+def test_from_128_to_a_limit_of_20_in_8_passes_and_1_out_of_memory(
+    seconds: Callable[[int], float], chosen: int, fakes_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes on fake tensors counted too; nothing but the failure says where memory ends."""
     calls: list[int] = []
-    step = made(Network(calls, limit=20))
-    result = step(batch())
+    model = Network(calls, limit=20) if fakes_run else Deciding(calls, limit=20)
+    step = made(model)
+    with monkeypatch.context() as patch:
+        Clock(patch, calls, seconds)
+        result = step(batch())
     searched = calls[: -result.num_micro_batches]
     assert len(searched) <= 8
-    assert sum(size > 20 for size in searched) == 1
-    assert 8 <= result.micro_batch_size <= 20
+    assert sum(size > 20 for size in searched) == (1 if chosen == 16 or fakes_run else 0)
+    assert result.micro_batch_size == chosen
     assert len(result.attempts) == 1
     step(batch())
     assert len(calls) == len(searched) + 2 * result.num_micro_batches  # searched once
@@ -93,8 +124,8 @@ def test_a_search_leaves_model_optimizer_and_random_state_alone() -> None:
 def test_a_search_that_fails_leaves_everything_alone() -> None:
     model = Network([])
     before = copy.deepcopy(model.state_dict())
-    step = made(model)
-    step.loss = lambda output, _: output.sum()  # no weight
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = TrainStep(model, optimizer, lambda output, _: output.sum(), forward=forward)  # no weight
     state = torch.get_rng_state()
     with pytest.raises(Exception, match="sum"):
         step(batch())
@@ -116,11 +147,11 @@ def test_memory_limit_decides() -> None:
     assert all(probe.micro_batch_size <= step.choice.largest for probe in step.choice.probes)
 
 
-@pytest.mark.parametrize("size", [4, 16, 64])
+@pytest.mark.parametrize("size", [1, 4, 16, 64])
 def test_predicted_peaks_are_those_of_a_real_step(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, backward beside the gradients of earlier pieces, and the update of the second step."""
     monkeypatch.setattr("microbatch.training.safeguard.SMALL", 0)  # copies of small weights are not counted
-    model = Network([])
+    model = Network([], norm=size > 1)  # batch norm needs two items
     step = made(model, micro_batch_size=size)
     x, y = batch(2 * size)
     step((x, y))
@@ -169,9 +200,7 @@ def test_activations_of_a_piece_are_its_share() -> None:
     optimizer = torch.optim.SGD(model.parameters())
     peaks = {}
     for size in (16, ITEMS):
-        step = TrainStep(
-            model, optimizer, lambda output, _: (output.square().sum(), len(output)), micro_batch_size=size
-        )
+        step = TrainStep(model, optimizer, squares, micro_batch_size=size)
         step.accumulate(x)
         optimizer.zero_grad()
         peaks[size] = measure_peak_bytes(partial(step.accumulate, x)) - gradients
@@ -203,16 +232,15 @@ def test_no_size_is_compiled_for_a_try() -> None:
     assert len(graphs) <= (1 if ITEMS % result.micro_batch_size == 0 else 2)
 
 
-def test_a_model_that_fakes_cannot_run_is_searched_by_running() -> None:
-    class Deciding(Network):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * (2 if float(x.sum()) > 0 else 1)
-
-    step = made(Deciding([], limit=20))
-    result = step(batch())
+def test_a_model_that_fakes_cannot_run_is_searched_by_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    step = made(Deciding(calls, limit=20))
+    with monkeypatch.context() as patch:
+        Clock(patch, calls, lambda size: 1e-2 + 1e-3 * size)
+        result = step(batch())
     assert step.choice is not None and step.choice.predicted == ()
-    assert sum(probe.seconds is None for probe in step.choice.probes) <= 1
-    assert result.micro_batch_size <= 16 and len(result.attempts) == 1
+    assert [probe.micro_batch_size for probe in step.choice.probes if probe.seconds is None] == [32]
+    assert result.micro_batch_size == 16 and len(result.attempts) == 1
 
 
 PROFILE = Profile(

@@ -143,11 +143,38 @@ def test_optimizers_and_schedulers_that_do_not_step_once() -> None:
         TrainStep(model, optimizer, good, scheduler=ReduceLROnPlateau(optimizer))
 
 
-@pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan")])
-def test_norms_that_are_none(max_norm: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("max_norm", value) for value in (0.0, -1.0, float("nan"), "1", True)],
+        *[("memory_limit", value) for value in (0, -5, "4 GB")],
+        *[("autocast", value) for value in ("bf16", torch.int8)],
+        *[(name, "text") for name in ("loss", "forward", "weight", "scheduler", "scaler", "model", "optimizer")],
+        *[(name, None) for name in ("loss", "model", "optimizer")],
+    ],
+)
+def test_settings_of_another_kind(name: str, value: Any) -> None:
     model = net()
-    with pytest.raises(InvalidSettings, match="max_norm"):
-        TrainStep(model, SGD(model.parameters()), good, max_norm=max_norm)
+    given: dict[str, Any] = {"model": model, "optimizer": SGD(model.parameters()), "loss": good, name: value}
+    with pytest.raises(InvalidSettings, match=f"{name} is {value!r}. Give"):
+        TrainStep(**given)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_loss_that_is_not_finite(number: float) -> None:
+    def loss(output: Tensor, batch: dict[str, Tensor]) -> Any:
+        total, weight = good(output, batch)
+        return {"fine": (total, weight), "bad": (total * (number if len(output) == 2 else 1), weight)}
+
+    model = net()
+    step = TrainStep(model, Adam(model.parameters()), loss, forward=run, micro_batch_size=3)
+    check_refused(step, InvalidLoss, ["term 'bad' is", "weights were left as they are"])
+
+
+def test_a_weight_given_first_that_is_no_number() -> None:
+    model = net()
+    step = TrainStep(model, Adam(model.parameters()), good, forward=run, micro_batch_size=3, weight=lambda b: "8")
+    check_refused(step, InvalidLoss, ["weight is '8'"])
 
 
 def test_weights_given_first_that_are_not_the_loss_s() -> None:

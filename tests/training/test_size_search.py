@@ -98,7 +98,7 @@ def test_the_fastest_is_taken_not_the_largest() -> None:
 
 def test_small_pieces_are_tried_where_they_are_faster() -> None:
     seconds = {size: 1e-3 * size * (1 if size <= 2 else 1.3) for size in range(1, 129)}
-    assert best_size(128, search(128, seconds, 128, 128)) in (1, 2)
+    assert best_size(128, search(128, seconds, 128, 128)) == 1  # as fast as 2, in less memory
 
 
 def test_a_tail_costs_its_share() -> None:

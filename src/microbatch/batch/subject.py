@@ -36,7 +36,7 @@ class Subject:
         """
         Args:
             forward: by default `call`.
-            mode: training or inference.
+            mode: training or inference; anything else leaves the model in its own.
             dtype: of floating-point weights and inputs; None: as they are.
 
         Raises:
@@ -47,7 +47,7 @@ class Subject:
         self.draws = 0
         if mode == "inference":
             self.model.eval()
-        elif not self.model.training:  # a model in training mode may hold frozen parts in eval mode: left alone
+        elif mode == "training" and not self.model.training:  # frozen parts of one that trains stay in eval mode
             self.model.train()
 
     def fresh(self) -> nn.Module:
@@ -87,7 +87,7 @@ class Subject:
     def quietly(self, tracer: Tracer | None = None) -> Iterator[None]:
         """What holds while the model runs: the same random state, no chance, float64, no compilation."""
         quiet = Quiet(wide=self._dtype is torch.float64, noticed=None if tracer is None else tracer.notice)
-        with seeded(), default_dtype(self._dtype), _not_compiled(), quiet:
+        with seeded(), default_dtype(self._dtype), not_compiled(), quiet:
             yield
         self.draws = max(self.draws, quiet.draws)
 
@@ -105,7 +105,7 @@ class Subject:
 
 
 @contextmanager
-def _not_compiled() -> Iterator[None]:
+def not_compiled() -> Iterator[None]:
     """Compiled parts run as written. Where no compiler is loaded there are none, and none is loaded for this."""
     if "torch._dynamo" not in sys.modules:
         yield

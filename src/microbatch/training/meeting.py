@@ -74,10 +74,15 @@ class Meeting:
             raise _error_of(failures, self.size)
         return [one["said"] for one in heard]
 
-    def tell(self, error: BaseException) -> None:
-        """This rank failed: every rank that is at a meeting, or comes to one, hears of it."""
+    def tell(self, error: BaseException, *, memory: bool = False) -> None:
+        """This rank failed: every rank that is at a meeting, or comes to one, hears of it.
+
+        Args:
+            error: what failed.
+            memory: it ran out of memory, and tries again as soon as all ranks do.
+        """
         text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        failed = {"text": text[:_LONGEST_TEXT], "memory": False, "updating": phase_of(error) == OPTIMIZER}
+        failed = {"text": text[:_LONGEST_TEXT], "memory": memory, "updating": phase_of(error) == OPTIMIZER}
         try:
             self._exchange({"failed": failed})
         except RankFailed:  # the others are gone; what is raised is this rank's own error
@@ -92,6 +97,19 @@ class Meeting:
         """Sum over the ranks, in place."""
         self.traffic.add("all_reduce", tensor.nbytes, self.size)
         self._calling(lambda: dist.all_reduce(tensor, group=self.group))
+
+    def all_gather(self, mine: Tensor) -> list[Tensor]:
+        """A tensor of the same shape from every rank, in the order of ranks."""
+        every = list(torch.empty((self.size, *mine.shape), dtype=mine.dtype, device=mine.device))
+        self.traffic.add("all_gather", self.size * mine.nbytes, self.size)
+        self._calling(lambda: dist.all_gather(every, mine, group=self.group))
+        return every
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks, where the tensor is."""
+        moved = tensor.detach().to(self.device, copy=True)
+        self.all_reduce(moved)
+        return moved.to(tensor.device)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """A rank's values, on every rank."""
@@ -120,10 +138,7 @@ class Meeting:
         """Length and bytes of every rank, cut off where there is no room."""
         packed = (len(data).to_bytes(_PREFIX, "little") + data)[:room].ljust(room, b"\0")
         mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self.device)
-        every = torch.empty((self.size, room), dtype=torch.uint8, device=self.device)
-        self.traffic.add("all_gather", every.nbytes, self.size)
-        self._calling(lambda: dist.all_gather(list(every), mine, group=self.group))
-        rows = [row.tobytes() for row in every.cpu().numpy()]
+        rows = [row.tobytes() for row in torch.stack(self.all_gather(mine)).cpu().numpy()]
         lengths = [int.from_bytes(row[:_PREFIX], "little") for row in rows]
         return [(length, row[_PREFIX : _PREFIX + length]) for length, row in zip(lengths, rows)]
 
@@ -131,10 +146,14 @@ class Meeting:
         try:
             collective()
         except RuntimeError as error:
-            raise RankFailed(
-                f"Rank {self.rank} of {self.size} lost the other ranks: {str(error).splitlines()[0][:300]}",
-                "Look for the first error of the others, and start again from the last checkpoint.",
-            ) from None
+            raise self.lost(str(error)) from None
+
+    def lost(self, text: str) -> RankFailed:
+        """The error of a rank that cannot reach the others: one of them was killed, or the network is gone."""
+        return RankFailed(
+            f"Rank {self.rank} of {self.size} lost the other ranks: {text.splitlines()[0][:300]}.",
+            "Look for the first error of the others, and start again from the last checkpoint.",
+        )
 
 
 def _error_of(failures: Sequence[tuple[int, dict[str, Any]]], size: int) -> RankFailed:

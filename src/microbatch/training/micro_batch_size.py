@@ -8,17 +8,17 @@ optimizer are never touched, and a compiled model runs uncompiled, so that no si
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
 from torch.optim import Optimizer
 
 from microbatch.batch.oom import drop_frames, is_out_of_memory, release
+from microbatch.batch.running import uncompiled as uncompiled
 from microbatch.curves.codec import load_profile
 from microbatch.curves.micro_batch_choice import choose_micro_batches
 from microbatch.curves.profile import Profile
@@ -82,12 +82,13 @@ def choose(passes: Passes, optimizer: Optimizer, batch: Any, batch_size: int, me
 
     Gradients are left behind; the caller empties them and puts buffers and random state back.
     """
-    with _uncompiled(passes.model) as model:
+    with uncompiled(passes.model) as model:
         return _search(replace(passes, model=model), optimizer, batch, batch_size, memory_limit)
 
 
 def _search(passes: Passes, optimizer: Optimizer, batch: Any, batch_size: int, memory_limit: int | None) -> Choice:
-    budget, source = _budget(passes.model, memory_limit)
+    weights = bytes_of([*passes.model.parameters(), *passes.model.buffers()])
+    budget, source = budget_of(weights, device_of(passes.model), memory_limit)
     predicted, failed = _predictions(passes, optimizer, batch, batch_size, budget * (1 - MARGIN))
     largest = size_search.largest_fitting(predicted, budget * (1 - MARGIN)) if predicted else None
     # what refuses a size by itself, not for lack of memory, is not asked again and again: the first size took two
@@ -96,7 +97,7 @@ def _search(passes: Passes, optimizer: Optimizer, batch: Any, batch_size: int, m
     chosen = best_size(batch_size, probes)
     choice = Choice(
         micro_batch_size=chosen,
-        reason=_reason(batch_size, probes, failed, largest, budget, source),
+        reason=reason_of(batch_size, probes, failed, largest, budget, source),
         probes=tuple(probes),
         predicted=tuple(sorted(predicted.items())),
         largest=largest,
@@ -129,12 +130,11 @@ def _probes(
             release(device_of(passes.model))
 
 
-def _budget(model: nn.Module, memory_limit: int | None) -> tuple[int, str]:
-    """Bytes for everything, weights included."""
-    device = device_of(model)
+def budget_of(held: int, device: torch.device, memory_limit: int | None) -> tuple[int, str]:
+    """Bytes for everything, of which `held` are taken already; on a CPU the ranks of one machine share its memory."""
     budget, source = memory_budget(memory_limit, device)
-    if memory_limit is None and device.type == "cpu":  # what is still available does not count what is held already
-        budget += bytes_of([*model.parameters(), *model.buffers()])
+    if memory_limit is None and device.type == "cpu":  # what is still available does not count what is held
+        budget = budget // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) + held
     return budget, source
 
 
@@ -178,9 +178,10 @@ def _timed(passes: Passes, piece: Any) -> float | None:
     return None
 
 
-def _reason(
+def reason_of(
     batch_size: int, probes: list[Probe], refused: int | None, largest: int | None, budget: int, source: str
 ) -> str:
+    """Why a size was chosen, in one sentence."""
     sizes = sorted(size_search.times_of(probes))
     failed = next((probe.micro_batch_size for probe in probes if probe.seconds is None), refused)
     text = f"the fastest of {len(sizes)} sizes that ran ({', '.join(map(str, sizes))})"
@@ -189,17 +190,3 @@ def _reason(
     elif largest is not None and largest < batch_size:
         text += f"; {format_bytes(budget)} ({source}) allow {largest}"
     return text
-
-
-@contextmanager
-def _uncompiled(model: nn.Module) -> Iterator[nn.Module]:
-    """The module behind ``torch.compile``, and those compiled in place as they were before."""
-    plain = getattr(model, "_orig_mod", model)
-    compiled = [(module, module._compiled_call_impl) for module in plain.modules() if module._compiled_call_impl]
-    try:
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        yield plain
-    finally:
-        for module, call in compiled:
-            module._compiled_call_impl = call

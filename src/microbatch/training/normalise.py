@@ -73,15 +73,15 @@ def _pair(name: str, value: Any) -> Pair:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         what = "one number" if isinstance(value, (Tensor, int, float)) else f"a {type(value).__name__}"
         where = "" if name == ONLY else f" for the term {name!r}"
-        raise InvalidLoss(f"The loss returned {what}{where} instead of a sum and its weight.", _EXAMPLE)
+        remedy = 'Make the step with joint="terms".' if what == "a JointTerm" else _EXAMPLE
+        raise InvalidLoss(f"The loss returned {what}{where} instead of a sum and its weight.", remedy)
     total, weight = value
     _check_number("sum", total)
-    _check_number("weight", weight)
     if not isinstance(total, Tensor):
         total = torch.tensor(float(total))
     if total.numel() != 1:
         raise InvalidLoss(f"The loss's sum has shape {tuple(total.shape)}.", "Add it up: return losses.sum(), weight.")
-    return Pair(total.reshape(()) if total.dim() else total, _weight(weight))
+    return Pair(total.reshape(()) if total.dim() else total, number_of(weight))
 
 
 def _check_number(what: str, value: object) -> None:
@@ -89,7 +89,13 @@ def _check_number(what: str, value: object) -> None:
         raise InvalidLoss(f"The loss's {what} is {value!r}, no number.", _EXAMPLE)
 
 
-def _weight(weight: Any) -> float:
+def number_of(weight: Any) -> float:
+    """A weight as a number, checked.
+
+    Raises:
+        InvalidLoss: it is none, negative, not finite, or has a gradient.
+    """
+    _check_number("weight", weight)
     if isinstance(weight, Tensor):
         if weight.numel() != 1:
             raise InvalidLoss(
@@ -158,6 +164,21 @@ def check_weights(totals: Mapping[str, Total], weights: Mapping[str, float] | No
             raise InvalidLoss(
                 f"The weights of {name!r} add up to {total.weight:g}, but the sums were divided by {expected:g}.",
                 "Make weight(batch) agree with the loss, and the loss return the same weights at each call.",
+            )
+
+
+def check_finite(totals: Mapping[str, Total]) -> None:
+    """An update with such a loss would leave no weight a number.
+
+    Raises:
+        InvalidLoss: a loss is infinite or not a number.
+    """
+    for name, total in totals.items():
+        if total.weight and not math.isfinite(total.sum):
+            what = "The loss" if name == ONLY else f"The loss of the term {name!r}"
+            raise InvalidLoss(
+                f"{what} is {total.sum:g}; the weights were left as they are.",
+                "Look at this batch, the learning rate and the dtype; catch this error to go on with the next batch.",
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from microbatch.sizes import BatchSizes
+from microbatch.training.gathering import Gathered
 from microbatch.training.meeting import Meeting
 from microbatch.training.normalise import Total
 
@@ -20,11 +21,13 @@ class Ranks(Protocol):
     """The processes that share a step.
 
     A step calls, in this order: `together` around everything; at each try `agree`; `idle_pieces` and `piece` around
-    the forward and backward of each piece; `meet` when its own pieces are done (or before them, when the weights are
-    known); `reduce_gradients` once before the update.
+    the forward and backward of each piece; where the loss is joint, `gather` and `redone_together` around what follows;
+    `meet` when its own pieces are done (or before them, when the weights are known); `reduce_gradients` once before the
+    update.
 
     Attributes:
         rank: of this process among them.
+        number: of processes.
         alone: whether the process's own weights are the global ones; a single piece then needs no scaling.
         retries_alone: whether a rank may redo its pieces without the others.
         always_backward: whether a piece without weight must run backward nevertheless, since other ranks wait for it.
@@ -38,6 +41,8 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int: ...
+    @property
+    def number(self) -> int: ...
     @property
     def alone(self) -> bool: ...
     @property
@@ -72,11 +77,24 @@ class Ranks(Protocol):
     def meet(self, totals: dict[str, Total], divisor: float | None) -> tuple[dict[str, Total], float | None]:
         """Sums and weights over all ranks, and the common number that their sums count as divided by."""
 
+    def gather(self, note: Any, tensors: Sequence[Tensor]) -> Gathered:
+        """Note and tensors of every rank, see `microbatch.training.gathering.gather`."""
+
+    def redone_together(self) -> AbstractContextManager[object]:
+        """Around what follows a `gather`: other ranks go on with what this one gave.
+
+        Out of memory, this rank tells them. Where `retries_alone`, they hear of it as RankOutOfMemory and begin again
+        at their own size.
+        """
+
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up over all ranks the gradients in ``.grad``, each the sum over the rank's own pieces."""
 
     def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
         """What every rank says (plain values), in the order of ranks."""
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """Sum over the ranks."""
 
     def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:
         """Around the pieces of a try: `show` gets gradients that do not come through leaves; whether it gets all."""
@@ -86,6 +104,7 @@ class OneProcess:
     """The only process."""
 
     rank = 0
+    number = 1
     alone = True
     retries_alone = True
     always_backward = False
@@ -114,11 +133,20 @@ class OneProcess:
     def meet(self, totals: dict[str, Total], divisor: float | None) -> tuple[dict[str, Total], float | None]:
         return totals, divisor
 
+    def gather(self, note: Any, tensors: Sequence[Tensor]) -> Gathered:
+        return [(note, list(tensors))]
+
+    def redone_together(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Nothing to add."""
 
     def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
         return [said]
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:  # noqa: ARG002
         return nullcontext(True)

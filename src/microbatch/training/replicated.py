@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from microbatch.batch.oom import drop_frames, is_out_of_memory
 from microbatch.errors import InvalidModel, RankFailed
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
+from microbatch.training.gathering import Gathered, gather
 from microbatch.training.meeting import Meeting, Traffic
 from microbatch.training.normalise import Total, added_up
 from microbatch.training.one_process import Show
@@ -42,7 +44,7 @@ class Replicated:
         self._ddp = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
         self._meeting = Meeting(group, device)
         self._buckets: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        self._held: list[list[dict[str, Any]]] = []
+        self._held: list[list[Any]] = []
         self._next = 0
         self._own_items = self.items = 0
         self._factor = 1.0
@@ -51,6 +53,10 @@ class Replicated:
     @property
     def rank(self) -> int:
         return self._meeting.rank
+
+    @property
+    def number(self) -> int:
+        return self._meeting.size
 
     @property
     def meeting(self) -> Meeting:
@@ -118,6 +124,32 @@ class Replicated:
         self._factor = 1.0 if divisor is None or common is None else divisor / common
         return added_up([one["totals"] for one in said]), common
 
+    def gather(self, note: Any, tensors: Sequence[Tensor]) -> Gathered:
+        """See `Ranks`."""
+        if self._next == len(self._held):
+            self._held.append(gather(self._meeting, note, tensors))
+        self._next += 1
+        return self._held[self._next - 1]
+
+    @contextmanager
+    def redone_together(self) -> Iterator[None]:
+        """See `Ranks`. What was said before then no longer holds: smaller pieces draw other random numbers."""
+        failure: Exception | None = None
+        try:
+            yield
+        except RankFailed:
+            self._held, self._next = [], 0
+            raise
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error
+        if failure is not None:
+            self._held, self._next = [], 0
+            drop_frames(failure)
+            self._meeting.tell(failure, memory=True)
+            raise failure
+
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """See `Ranks`. A gradient that no rank has stays None, one that some have is a sum on all."""
         said = self._held[self._next - 1]
@@ -136,6 +168,9 @@ class Replicated:
 
     def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
         return self._meeting.hold(said)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        return self._meeting.add_up(tensor)
 
     def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:  # noqa: ARG002
         return nullcontext(True)

@@ -17,7 +17,7 @@ from microbatch.batch.oom import drop_frames, out_of_memory_rule, release
 from microbatch.errors import DoesNotFit, MicrobatchError, RankOutOfMemory
 from microbatch.training.phase import OPTIMIZER, phase_of
 from microbatch.training.result import Attempt
-from microbatch.training.size_limit import smaller
+from microbatch.training.size_limit import Ladder
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def run_with_retry(
     attempt: Callable[[int], T],
     size: int,
     *,
-    batch_size: int,
+    ladder: Ladder,
     undo: Callable[[], None],
     device: torch.device,
     alone: bool = True,
@@ -51,7 +51,7 @@ def run_with_retry(
     Args:
         attempt: the whole step at a micro-batch size.
         size: to start with.
-        batch_size: items in the batch.
+        ladder: the sizes that are left after it.
         undo: puts everything that a try changes back to the start of the step; called after each that failed.
         device: whose memory is given back.
         alone: no other rank waits for this one. Otherwise what ran out after the gradients were exchanged is not done
@@ -71,19 +71,24 @@ def run_with_retry(
         undo()
         release(device)
         tries.append(_noted(size, failure))
-        following = _next_size(batch_size, tries, alone=alone)
+        following = _next_size(ladder, tries, alone=alone)
         if following is None:
-            raise DoesNotFit(f"{_what_failed(batch_size, tries, failure)} {contents()}".strip(), _remedy(tries))
+            raise DoesNotFit(f"{_what_failed(ladder, tries, failure)} {contents()}".strip(), _remedy(tries))
         logger.warning(
-            "Out of memory in %s at micro-batch size %d of %d (%s: %s); the step is done again at %d.",
-            failure.phase, size, batch_size, failure.rule, failure.text, following,
+            "Out of memory in %s at %s (%s: %s); the step is done again at %d.",
+            failure.phase, ladder.said(size), failure.rule, failure.text, following,
         )  # fmt: skip
         size = following
 
 
-def grown_back(size: int) -> None:
+def grown_back(size: str) -> None:
     """Log that a larger size is tried again."""
-    logger.info("No out-of-memory for a while: the next step tries micro-batch size %d.", size)
+    logger.info("No out-of-memory for a while: the next step tries %s.", size)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__
 
 
 def _tried(attempt: Callable[[int], T], size: int) -> tuple[tuple[T] | None, _Failure | None]:
@@ -94,7 +99,7 @@ def _tried(attempt: Callable[[int], T], size: int) -> tuple[tuple[T] | None, _Fa
         said = isinstance(error, MicrobatchError) and not isinstance(error, RankOutOfMemory)
         if rule is None or said:  # said in full already, by us or by another rank
             raise
-        failure = _Failure(phase_of(error), rule, str(error).strip().split("\n")[0][:200] or type(error).__name__)
+        failure = _Failure(phase_of(error), rule, first_line(error))
         drop_frames(error)
     return None, failure
 
@@ -104,7 +109,7 @@ def _noted(size: int, failure: _Failure) -> Attempt:
     return Attempt(micro_batch_size=size, outcome=OUT_OF_MEMORY, phase=failure.phase, reason=reason)
 
 
-def _next_size(batch_size: int, tries: list[Attempt], *, alone: bool) -> int | None:
+def _next_size(ladder: Ladder, tries: list[Attempt], *, alone: bool) -> int | None:
     """None where another try is of no use: the optimizer's memory does not depend on the size of the pieces."""
     last = tries[-1]
     in_optimizer = [t for t in tries if t.phase == OPTIMIZER]
@@ -112,18 +117,18 @@ def _next_size(batch_size: int, tries: list[Attempt], *, alone: bool) -> int | N
         return None
     if last.phase == OPTIMIZER and len(in_optimizer) > 1:
         return None
-    following = smaller(batch_size, last.micro_batch_size)
+    following = ladder.following(last.micro_batch_size)
     if following is None and last.phase == OPTIMIZER:
         return last.micro_batch_size  # once more: what was cached has been given back
     return following
 
 
-def _what_failed(batch_size: int, tries: list[Attempt], failure: _Failure) -> str:
+def _what_failed(ladder: Ladder, tries: list[Attempt], failure: _Failure) -> str:
     last = tries[-1]
-    size = "one item alone" if last.micro_batch_size == 1 else f"micro-batch size {last.micro_batch_size}"
     sizes = ", ".join(str(t.micro_batch_size) for t in tries)
     return (
-        f"Out of memory in {failure.phase} with {size} of {batch_size} (tried {sizes}; {failure.rule}: {failure.text})."
+        f"Out of memory in {failure.phase} with {ladder.said(last.micro_batch_size)} "
+        f"(tried {sizes}; {failure.rule}: {failure.text})."
     )
 
 

@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidSettings
 from microbatch.sizes import BatchSizes
 
 
-def check_settings(
-    model: nn.Module, optimizer: Optimizer, *, micro_batch_size: object, max_norm: float | None, scheduler: Any
-) -> None:
+def check_kinds(**given: object) -> None:
+    """What each argument of a step must be, by its name; None where it may be left out.
+
+    Raises:
+        InvalidSettings: one is something else.
+    """
+    for name, value in given.items():
+        fits, what = _KINDS[name]
+        if not fits(value) and not (value is None and name not in _NEEDED):
+            raise InvalidSettings(f"{name} is {_short(value)}.", f"Give {what}.")
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "model": (lambda value: isinstance(value, nn.Module), "a torch.nn.Module"),
+    "optimizer": (lambda value: isinstance(value, Optimizer), "a torch.optim.Optimizer of the model's parameters"),
+    "loss": (callable, "a function loss(output, batch) that returns a sum and its weight"),
+    "forward": (callable, "a function forward(model, batch) that returns the output"),
+    "weight": (callable, "a function weight(batch) that returns a number"),
+    "scheduler": (lambda value: callable(getattr(value, "step", None)), "a learning-rate scheduler"),
+    "scaler": (lambda value: hasattr(value, "unscale_"), "a torch.amp.GradScaler"),
+    "autocast": (
+        lambda value: isinstance(value, torch.dtype) and value.is_floating_point,
+        "a dtype such as torch.bfloat16",
+    ),
+    "max_norm": (lambda value: _is_number(value) and value > 0, "a positive number, or None for no clipping"),
+    "memory_limit": (lambda value: _is_number(value) and value > 0, "a number of bytes, such as 8 * 10**9"),
+}
+_NEEDED = ("model", "optimizer", "loss")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    return repr(value) if isinstance(value, (str, int, float, torch.dtype, type(None))) else f"a {type(value).__name__}"
+
+
+def check_settings(model: nn.Module, optimizer: Optimizer, *, micro_batch_size: object, scheduler: Any) -> None:
     """
     Raises:
-        InvalidBatchSizes: a micro-batch size that is neither ``"auto"`` nor a whole number of 1 or more.
-        InvalidSettings: an optimizer of another model, one that needs a closure, a scheduler that does not step once
-            per step, or a norm that is not positive.
+        InvalidBatchSizes: a micro-batch size that is no ``"auto"``, no budget, and no whole number of 1 or more.
+        InvalidSettings: an optimizer of another model, one that needs a closure, or a scheduler that does not step once
+            per step.
     """
-    if micro_batch_size != "auto":
-        size: Any = 0 if micro_batch_size is None else micro_batch_size
+    if micro_batch_size != "auto" and not isinstance(micro_batch_size, TokenBudget):
+        size: Any = str(None) if micro_batch_size is None else micro_batch_size
         BatchSizes.of(global_batch_size=1, micro_batch_size=size)
-    if max_norm is not None and not max_norm > 0:
-        raise InvalidSettings(f"max_norm is {max_norm}.", "Give a positive number, or None for no clipping.")
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InvalidSettings(
             "ReduceLROnPlateau steps once per epoch, with a metric.", "Leave scheduler= out and call its step yourself."

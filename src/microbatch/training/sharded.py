@@ -8,7 +8,7 @@ the rest without weight. A rank that fails takes part in the remaining collectiv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from microbatch.errors import InvalidSettings, RankFailed
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
 from microbatch.training.collectives import Collectives
+from microbatch.training.gathering import Gathered, gather
 from microbatch.training.meeting import Meeting, Traffic
+from microbatch.training.memory_model import largest_piece
 from microbatch.training.normalise import Total, added_up, power_of_two
 from microbatch.training.one_process import Show
 from microbatch.training.snapshot import Snapshot
@@ -64,6 +66,10 @@ class Sharded:
         return self._meeting.rank
 
     @property
+    def number(self) -> int:
+        return self._meeting.size
+
+    @property
     def items(self) -> int:
         return self._items
 
@@ -92,24 +98,38 @@ class Sharded:
             raise
 
     def agree(self, batch: Any, sizes: BatchSizes, list_of_samples: bool | None) -> BatchSizes:
-        """The smallest size that a rank asks for, and the largest number of pieces that a rank then has."""
+        """The smallest size that a rank asks for, and the largest number of pieces that a rank then has.
+
+        Pieces by length are each rank's own; then only their number is agreed.
+        """
         items = sizes.global_batch_size
-        said = self._meeting.hold({"items": items, "size": sizes.micro_batch_size})
+        own = sizes.num_micro_batches if sizes.uneven else None
+        said = self._meeting.hold({"items": items, "size": sizes.micro_batch_size, "pieces": own})
         every = [one["items"] for one in said]
         size = min((one["size"] for one in said if one["items"]), default=sizes.micro_batch_size)
-        self._own, self._most = -(-items // size), max(-(-one // size) for one in every)
+        uneven = any(one["pieces"] for one in said)
+        numbers = [one["pieces"] or 0 if uneven else -(-one["items"] // size) for one in said]
+        self._own, self._most = numbers[self.rank], max(numbers)
         self._done, self._items = 0, sum(every)
         self.divisor = power_of_two(self._items * self._weight_per_item)
         self._example = self._short = None
         if items:
-            self._example = _first(batch, items, size, list_of_samples)
+            self._example = _first(batch, items, sizes.pieces[0] if uneven else size, list_of_samples)
             self._short = _first(batch, items, REHEARSED, list_of_samples)
         if self._most and 0 in every:
             source = next(rank for rank, one in enumerate(every) if one)
             theirs = self._meeting.broadcast_object(self._short, source)
             if not items:
                 self._example = self._short = theirs
-        return BatchSizes.of(global_batch_size=items, micro_batch_size=size) if items else BatchSizes(0, size, 0)
+        if not items:
+            return BatchSizes(0, size, 0)
+        return sizes if uneven else BatchSizes.of(global_batch_size=items, micro_batch_size=size)
+
+    def probe_piece(self, batch: Any, items: int, size: int, list_of_samples: bool | None) -> Any:
+        """What this rank runs once at a size that all ranks try: its longest items; another's where it has none."""
+        self.agree(batch, BatchSizes(items, size, -(-items // size)), list_of_samples)
+        self._own = self._most = 1  # nothing follows a try that fails
+        return largest_piece(batch, size, list_of_samples) if items else self._example
 
     def idle_pieces(self, *, before: bool) -> Iterator[Any]:
         """Before: a small piece on every rank, at the first step. After: as many as other ranks have more."""
@@ -155,6 +175,16 @@ class Sharded:
         self._done = 0
         return added, max((one["divisor"] for one in said if one["divisor"] is not None), default=None)
 
+    def gather(self, note: Any, tensors: Sequence[Tensor]) -> Gathered:
+        """See `Ranks`."""
+        found = gather(self._meeting, note, tensors)
+        self._done = 0
+        return found
+
+    def redone_together(self) -> AbstractContextManager[object]:
+        """See `Ranks`: here every piece is one of all ranks."""
+        return nullcontext()
+
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sharded gradients are sums already; those of parameters outside of FSDP2 are not."""
         for parameter in parameters:
@@ -165,6 +195,9 @@ class Sharded:
 
     def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
         return self._meeting.hold(said)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        return self._meeting.add_up(tensor)
 
     def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:
         """See `Ranks`. Gradients of sharded parameters come through FSDP2's collectives."""
@@ -179,9 +212,12 @@ class Sharded:
             root.reset_iter_state()
         gradients.clear(self._model.parameters())
         release(self._device)
-        self._collectives.play_rest()
-        for _ in range(self._most - self._done - 1):
-            self._collectives.play_piece()
+        try:
+            self._collectives.play_rest()
+            for _ in range(self._most - self._done - 1):
+                self._collectives.play_piece()
+        except RuntimeError:  # there is nobody left to play with: that was the failure
+            raise self._meeting.lost(text) from None
         if memory:
             self._meeting.tell_and_raise(text, memory)
         self._meeting.tell(error)

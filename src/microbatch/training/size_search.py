@@ -13,12 +13,12 @@ from microbatch.curves.micro_batches import even_sizes, step_seconds
 
 FIRST_PIECES = 16
 MOST_PASSES = 8
-"""Where memory ends the search. Otherwise see `ITEMS_IN_BATCHES`."""
+"""Where memory ends the search, or may do so. Otherwise see `ITEMS_IN_BATCHES`."""
 ITEMS_IN_BATCHES = 5
 """Passes of a search take no more items than this many global batches."""
 REPEATS = 3
 """Times that each size near the best is timed: one pass varies by several percent."""
-CLOSE = 1.03
+CLOSE = 1.05
 """Smaller sizes are tried while the smallest so far takes at most this many times the best one's time."""
 NEAR = 1.12
 """Sizes whose step takes up to this many times the best one's are near."""
@@ -101,8 +101,8 @@ def times_of(probes: Sequence[Probe]) -> dict[int, float]:
 def _is_spent(batch_size: int, probes: Sequence[Probe], largest: int | None, passes_before: int) -> bool:
     if any(probe.seconds is None for probe in probes):
         return True  # what is known of memory is wrong: no second failure
-    if largest is not None and largest < batch_size:
-        return len(probes) + passes_before >= MOST_PASSES
+    if (largest is None or largest < batch_size) and len(probes) + passes_before >= MOST_PASSES:
+        return True
     return sum(probe.micro_batch_size for probe in probes) >= ITEMS_IN_BATCHES * batch_size
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,22 +15,39 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from microbatch.batch.exactness import ExactnessReport
+from microbatch.batch.lengths import is_list, lengths_of
 from microbatch.batch.split import batch_size_of, is_list_of_samples
+from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidModel
 from microbatch.sizes import BatchSizes
 from microbatch.training import checkpoint, gradients
+from microbatch.training.cutting import Cutting, by_length, by_size
 from microbatch.training.distributed import is_empty, ranks_of
 from microbatch.training.memory_model import contents
 from microbatch.training.micro_batch_size import Choice, choose, from_profile
-from microbatch.training.normalise import ONLY, Loss, Total, check_weights, common_weight, loss_of
+from microbatch.training.normalise import (
+    ONLY,
+    Loss,
+    Total,
+    check_finite,
+    check_weights,
+    common_weight,
+    loss_of,
+    number_of,
+)
+from microbatch.training.padding import can_show, trimming_is_exact
 from microbatch.training.passes import Forward, Passes, device_of
 from microbatch.training.phase import REDUCTION, during
 from microbatch.training.piece_norms import PieceNorms
+from microbatch.training.proof import prove
 from microbatch.training.recovery import Recovery
 from microbatch.training.result import Attempt, StepResult
-from microbatch.training.settings import check_settings
+from microbatch.training.settings import check_kinds, check_settings
+from microbatch.training.sharded_size import choose_together
 from microbatch.training.snapshot import Snapshot
 from microbatch.training.update import update
+from microbatch.training.whole_batch import WholeBatch
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +68,14 @@ class Accumulated:
         totals: sum and weight of each term over all pieces and ranks.
         factor: what the gradients are still to be multiplied by.
         attempts: every try.
+        tokens: of the items, and those that ran; None where items count.
     """
 
     sizes: BatchSizes
     totals: dict[str, Total]
     factor: float
     attempts: tuple[Attempt, ...] = ()
+    tokens: tuple[int | None, int | None] = (None, None)
 
 
 class TrainStep:
@@ -73,7 +93,9 @@ class TrainStep:
         *,
         forward: Forward | None = None,
         weight: Weight | None = None,
-        micro_batch_size: int | str = "auto",
+        joint: str | None = None,
+        batch_norm: str | None = None,
+        micro_batch_size: int | str | TokenBudget = "auto",
         max_norm: float | None = None,
         scheduler: Any = None,
         scaler: GradScaler | None = None,
@@ -95,7 +117,13 @@ class TrainStep:
                 ``model(*batch)`` for a tuple or a list of members, else ``model(batch)``.
             weight: ``weight(batch)`` of the whole batch as the loader gave it, where it does not depend on the
                 output. Never needed; saves a forward pass per step for terms of different weights.
-            micro_batch_size: items per piece; larger than the batch is one piece.
+            joint: for losses that are no sums over pieces, at one more forward pass. ``"outputs"``: the loss gets the
+                outputs of the whole batch joined, of all ranks too, and the batch as the loader gave it (on several
+                ranks let forward return what the loss needs of it). ``"terms"``: the loss gets each piece, and
+                returns a `JointTerm` for each term of the whole batch. See `microbatch.training.two_pass`.
+            batch_norm: ``"exact"``, ``"frozen"`` or ``"micro_batch"``, see `microbatch.training.batch_norm`.
+            micro_batch_size: items per piece, larger than the batch is one piece; ``"auto"``; or a `TokenBudget`, which
+                runs items longest first in pieces with the least padding.
             max_norm: clip the gradients by their global norm.
             scheduler: its ``step()`` is called after each update.
             scaler: loss scaling, for fp16.
@@ -110,7 +138,9 @@ class TrainStep:
             InvalidBatchSizes: a micro-batch size below 1.
             InvalidSettings: see `microbatch.training.settings.check_settings`.
         """
-        check_settings(model, optimizer, micro_batch_size=micro_batch_size, max_norm=max_norm, scheduler=scheduler)
+        check_kinds(model=model, optimizer=optimizer, loss=loss, forward=forward, weight=weight, autocast=autocast)
+        check_kinds(scheduler=scheduler, scaler=scaler, max_norm=max_norm, memory_limit=memory_limit)
+        check_settings(model, optimizer, micro_batch_size=micro_batch_size, scheduler=scheduler)
         self.model, self.optimizer, self.loss, self.scheduler, self.scaler = model, optimizer, loss, scheduler, scaler
         self.forward, self.weight, self.autocast = forward, weight, autocast
         self.micro_batch_size, self.max_norm = micro_batch_size, max_norm
@@ -120,6 +150,11 @@ class TrainStep:
         self.choice: Choice | None = None
         self._list_of_samples = list_of_samples
         self._weights_differ = False
+        self._trims: bool | None = None
+        self._can_show = can_show(model, self._ranks, joint=joint is not None)
+        self._whole = WholeBatch(
+            model, loss, self._ranks, joint=joint, batch_norm=batch_norm, weight=weight, noise_scale=noise_scale
+        )
         self._noise = PieceNorms(self._trained, scaler) if noise_scale else None
         self.steps = self.samples = 0  # done so far, of all ranks together
 
@@ -131,7 +166,7 @@ class TrainStep:
 
         Raises:
             InvalidBatch: members of different lengths; see `microbatch.batch.split`.
-            InvalidLoss: the loss returned something else than a sum and its weight.
+            InvalidLoss: the loss returned something else than a sum and its weight, or is not finite.
             InvalidModel: nothing to train.
         """
         memory = _allocator(device_of(self.model))
@@ -162,31 +197,41 @@ class TrainStep:
         """The counterpart of `state_dict`."""
         checkpoint.load_state_dict(self, state_dict)
 
+    def check(self, batch: Any) -> ExactnessReport:
+        """Proof that this step gives this batch, in its pieces and over all ranks, the gradients of one whole pass.
+
+        Weights, optimizer, gradients, buffers and random state are left as they are. Every rank calls it. See
+        `microbatch.training.proof`.
+
+        Raises:
+            InvalidBatch: one item cannot be cut.
+            NoAnswer: the whole batch does not fit in one pass.
+        """
+        return prove(self, batch)
+
     def _retried(self, batch: Any, finish: Callable[[Accumulated], T]) -> tuple[Accumulated, T]:
         """Gradients of the whole batch but for a factor, then `finish`; in smaller pieces where memory runs out.
 
         Each try begins from a clean start; on an error all is as before.
         """
-        with self._ranks.together():
+        with self._ranks.together(), self._whole.around(self.model):
             return self._tried(batch, finish)
 
     def _tried(self, batch: Any, finish: Callable[[Accumulated], T]) -> tuple[Accumulated, T]:
         batch_size = self._size_of(batch)
         self._trained()
         start = Snapshot.take(self.model, device_of(self.model))
+        cutting = self._cutting(batch, batch_size, start)
 
-        def attempt(micro_batch_size: int) -> tuple[Accumulated, T]:
-            sizes = self._ranks.agree(batch, _sizes(batch_size, micro_batch_size), self._list_of_samples)
-            done = self._attempt(batch, sizes, start)
-            with during(REDUCTION):
-                self._ranks.reduce_gradients(self._trained())
+        def attempt(size: int) -> tuple[Accumulated, T]:
+            done = self._gradients(cutting.batch, cutting.sizes(size), start)
             return done, finish(done)
 
         try:
             (done, finished), attempts = self._recovery.run(
                 attempt,
-                self._first_size(batch, batch_size, start),
-                batch_size=max(batch_size, 1),
+                cutting.wanted or self._first_size(batch, batch_size, start),
+                ladder=cutting.ladder,
                 undo=lambda: self._undo(start),
                 device=device_of(self.model),
                 alone=self._ranks.alone,
@@ -196,13 +241,15 @@ class TrainStep:
             self._undo(start)
             self._recovery.undo_update()
             raise
-        return replace(done, attempts=attempts), finished
+        return replace(done, attempts=cutting.named(attempts), tokens=cutting.tokens(done.sizes)), finished
 
     def _updated(self, done: Accumulated) -> tuple[float | None, str | None]:
         """The update; not without weight."""
         if not any(total.weight for total in done.totals.values()):
             logger.warning("Step skipped: %s (%d items).", NO_WEIGHT, done.sizes.global_batch_size)
             return None, NO_WEIGHT
+        if self.scaler is None or not self.scaler.is_enabled():  # which skips such steps by itself
+            check_finite(done.totals)
         with self._recovery.guarding(self.optimizer, self.scaler):
             return self._update(done.factor)
 
@@ -215,8 +262,22 @@ class TrainStep:
         gradients.clear(self._all_parameters())
         start.restore()
 
-    def _attempt(self, batch: Any, sizes: BatchSizes, start: Snapshot) -> Accumulated:
-        """One try at one size; the caller restores `start` before another."""
+    def _gradients(self, batch: Any, sizes: BatchSizes, start: Snapshot) -> Accumulated:
+        """One try at one size, over all ranks; the caller restores `start` before another."""
+        done = self._passed(batch, self._ranks.agree(batch, sizes, self._list_of_samples), start)
+        with during(REDUCTION):
+            self._ranks.reduce_gradients(self._trained())
+        return done
+
+    def _passed(self, batch: Any, sizes: BatchSizes, start: Snapshot) -> Accumulated:
+        """Forward and backward of this rank's pieces."""
+        with self._whole.watching(self.model, sizes, self._ranks):
+            if self._whole.in_two_passes(self.model, sizes, self._ranks):
+                empty = partial(self._empty_gradients, sizes)
+                return Accumulated(sizes, self._whole.run(self._passes(), batch, sizes, start, empty), 1.0)
+            return self._in_one_pass(batch, sizes, start)
+
+    def _in_one_pass(self, batch: Any, sizes: BatchSizes, start: Snapshot) -> Accumulated:
         passes, weights = self._passes(), self._weights_of(batch)
         shared = sizes.num_micro_batches > 1 or not self._ranks.alone
         if weights is None and self._weights_differ and shared and self._ranks.forward_only:
@@ -243,18 +304,20 @@ class TrainStep:
             max_norm=math.inf if self.max_norm is None and self._noise is not None else self.max_norm,
             scaler=self.scaler,
             scheduler=self.scheduler,
+            make=self._recovery.make,
         )
 
     def _passes(self) -> Passes:
         return Passes(
             model=self.model,
-            loss=self.loss,
+            loss=self._whole.loss,
             forward=self.forward,
             autocast=self.autocast,
             scaler=self.scaler,
             ranks=self._ranks,
             list_of_samples=self._list_of_samples,
             norms=self._noise,
+            trim_to=self._budget if self._trims else None,
         )
 
     def _weights_of(self, batch: Any) -> dict[str, float] | None:
@@ -262,7 +325,7 @@ class TrainStep:
             return None
         weights = {} if is_empty(batch) else self.weight(batch)
         named = weights if isinstance(weights, Mapping) else {ONLY: weights}
-        totals, _ = self._ranks.meet({name: Total(0.0, float(value)) for name, value in named.items()}, None)
+        totals, _ = self._ranks.meet({name: Total(0.0, number_of(value)) for name, value in named.items()}, None)
         return {name: total.weight for name, total in totals.items()}
 
     def _result(self, done: Accumulated, memory: Any, norm: float | None, skipped: str | None) -> StepResult:
@@ -281,6 +344,8 @@ class TrainStep:
             peak_bytes=None if memory is None else memory.max_memory_allocated(device_of(self.model)),
             grad_norm=norm,
             skipped=skipped,
+            tokens=done.tokens[0],
+            padded_tokens=done.tokens[1],
             sent_bytes=self._ranks.sent_bytes,
             communication_calls=self._ranks.calls,
             gradient_noise_scale=None if noise is None else noise.value,
@@ -294,18 +359,41 @@ class TrainStep:
 
     def _first_size(self, batch: Any, batch_size: int, start: Snapshot) -> int:
         """The size to try first."""
+        if isinstance(self.micro_batch_size, TokenBudget):  # a rank without data
+            return self.micro_batch_size.tokens
         if not isinstance(self.micro_batch_size, str):
             return self.micro_batch_size
-        if self.choice is None and batch_size and self._ranks.retries_alone:
+        if self.choice is None:
             self.choice = self._choose(batch, batch_size)
             self._undo(start)
         return max(batch_size, 1) if self.choice is None else self.choice.micro_batch_size
 
-    def _choose(self, batch: Any, batch_size: int) -> Choice:
-        """What ``"auto"`` is, see `microbatch.training.micro_batch_size`."""
+    def _choose(self, batch: Any, batch_size: int) -> Choice | None:
+        """What ``"auto"`` is, see `microbatch.training.micro_batch_size`; None as long as there is no data."""
+        if not self._ranks.retries_alone and self.profile is None:
+            return choose_together(self._passes(), self.optimizer, batch, batch_size, self.memory_limit)
+        if not batch_size:
+            return None
         if self.profile is not None:
             return from_profile(self.profile, batch_size, self.memory_limit)
         return choose(self._passes(), self.optimizer, batch, batch_size, self.memory_limit)
+
+    def _cutting(self, batch: Any, batch_size: int, start: Snapshot) -> Cutting:
+        """How the batch becomes pieces."""
+        budget = self._budget
+        if budget is None or not batch_size:
+            return by_size(batch, batch_size)
+        found = lengths_of(batch, batch_size, budget.length, list_of_samples=self._list_of_samples)
+        if budget.trim is not None:
+            self._trims = budget.trim
+        elif self._trims is None and self._can_show and found.padded and not is_list(batch, self._list_of_samples):
+            self._trims = trimming_is_exact(self._passes(), batch, found.values, budget)
+            start.restore()
+        return by_length(batch, found, budget, trims=bool(self._trims), list_of_samples=self._list_of_samples)
+
+    @property
+    def _budget(self) -> TokenBudget | None:
+        return self.micro_batch_size if isinstance(self.micro_batch_size, TokenBudget) else None
 
     def _size_of(self, batch: Any) -> int:
         if not self._ranks.alone and is_empty(batch):
@@ -326,12 +414,6 @@ class TrainStep:
     def _all_parameters(self) -> list[nn.Parameter]:
         own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         return [*self.model.parameters(), *own]
-
-
-def _sizes(batch_size: int, micro_batch_size: int) -> BatchSizes:
-    if not batch_size:  # a rank without data
-        return BatchSizes(0, micro_batch_size, 0)
-    return BatchSizes.of(global_batch_size=batch_size, micro_batch_size=micro_batch_size)
 
 
 def _allocator(device: torch.device) -> Any:

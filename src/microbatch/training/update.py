@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -25,6 +26,7 @@ def update(
     max_norm: float | None,
     scaler: GradScaler | None,
     scheduler: Any,
+    make: Callable[[Callable[[], object]], None],
 ) -> tuple[float | None, str | None]:
     """One optimizer step.
 
@@ -35,27 +37,30 @@ def update(
         max_norm: the global norm that they are clipped to.
         scaler: unscales them, and skips the step when one is not finite; the scheduler then stays where it is.
         scheduler: steps after the optimizer.
+        make: calls the optimizer's step, see `microbatch.training.recovery.Recovery.make`.
 
     Returns:
         The norm before clipping (None without `max_norm`), and why the step was skipped (None when it was not).
     """
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     if scaler is not None:
+        if scaler._scale is None:  # made by the first loss that it scales; a rank without weight has scaled none
+            scaler.scale(torch.zeros((), device=parameters[0].device))
         scaler.unscale_(optimizer)
     norm = gradients.scale_and_clip(parameters, factor, max_norm)
     gradients.narrow(parameters)
-    skipped = _step(optimizer, scaler)
+    skipped = _step(optimizer, scaler, make)
     if skipped is None and scheduler is not None:
         scheduler.step()
     return None if norm is None else float(norm), skipped
 
 
-def _step(optimizer: Optimizer, scaler: GradScaler | None) -> str | None:
+def _step(optimizer: Optimizer, scaler: GradScaler | None, make: Callable[[Callable[[], object]], None]) -> str | None:
     if scaler is None:
-        optimizer.step()
+        make(optimizer.step)
         return None
     before = scaler.get_scale()
-    scaler.step(optimizer)
+    make(lambda: scaler.step(optimizer))
     scaler.update()
     after = scaler.get_scale()
     if after >= before:
