@@ -21,6 +21,7 @@ import os
 import platform
 import random
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -135,20 +136,21 @@ async def retry(_: int) -> Found:
     return {"refused": len(told), "told": after, "took": took, "kept": abs(after - took) <= max(1.0, 0.2 * took)}
 
 
-async def simulation(_: int) -> Found:
+async def simulation(requests: int) -> Found:
     import torch
 
+    sys.path.append(str(Path(__file__).parents[1]))  # run as a file, only its own folder is known
     from benchmarks.serving_engine import mlp, opened
 
     torch.set_num_threads(1)
     engine = DynamicBatcher(mlp(8, 1024), examples=[torch.randn(64)], max_batch_size=32, max_queue=100_000).start()
-    await asyncio.to_thread(engine.map, list(torch.randn(4000, 64)))
+    await asyncio.to_thread(engine.map, list(torch.randn(requests // 2, 64)))
     start = time.perf_counter()
-    await asyncio.to_thread(engine.map, list(torch.randn(6400, 64)))
-    rate = 6400 / (time.perf_counter() - start)
+    await asyncio.to_thread(engine.map, list(torch.randn(requests, 64)))
+    rate = requests / (time.perf_counter() - start)
     rows: list[Found] = []
     for share in (0.3, 0.5, 0.8):
-        found = await opened(engine.submit, share * rate, 8.0)
+        found = await opened(engine.submit, share * rate, requests / rate)
         expected = simulated(engine, share * rate)
         rows.append({"share": share, "measured": found, "expected": expected})
     most = dry_run(Latency(dict(engine.metrics().curve)), Wishes(max_batch_size=32)).max_rate
