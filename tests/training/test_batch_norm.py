@@ -15,13 +15,14 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from microbatch.errors import InvalidModel, InvalidSettings
+from microbatch.measure.storages import LiveStorages
 from microbatch.training.exact_batch_norm import windows
 from microbatch.training.step import TrainStep
 from tests.reference.training_step import full_batch_step
 from tests.training.batch_norm_jobs import ITEMS, MODELS, by_sample, made, rows, some_samples
 from tests.training.jobs import difference, gradients_of
 
-SIZES = (1, 4, 5, 12)
+SPLITS = ((by_sample, 1), (by_sample, 4), (some_samples, 5), (some_samples, 12))
 
 
 def step_of(model: nn.Module, loss: Any, size: int, **options: Any) -> TrainStep:
@@ -41,8 +42,7 @@ def whole(model: nn.Module, loss: Any, x: Tensor) -> tuple[dict[str, Tensor], di
     return {n: v for n, v in found.items() if n != "loss"}, own.state_dict()
 
 
-@pytest.mark.parametrize("loss", [by_sample, some_samples])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("loss", "size"), SPLITS)
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_batch_norms(name: str, size: int, loss: Any) -> None:
     model, x = made(name)
@@ -225,3 +225,26 @@ def test_windows_are_even_and_cover_all() -> None:
             found = windows(sizes, number)
             assert [place for window in found for place in window] == list(range(len(sizes)))
             assert len(found) <= number
+
+
+def test_memory_holds_a_window_and_what_leaves_it() -> None:
+    """A piece's share of one pass over all, the gradients at a border, and nothing afterwards."""
+    torch.manual_seed(0)
+    blocks = [layer for _ in range(12) for layer in (nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())]
+    model = nn.Sequential(nn.Conv2d(2, 6, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+    x = torch.randn(16, 2, 8, 8)
+    one_layer = 16 * 6 * 8 * 8 * 4
+    peaks, live = {}, LiveStorages()
+
+    def forward(module: nn.Module, piece: Tensor) -> Any:
+        with live:
+            return module(piece)
+
+    for size in (16, 4):
+        step = step_of(copy.deepcopy(model), by_sample, size, forward=forward)
+        step.accumulate(x)
+        live.peak = live.now
+        step.accumulate(x)
+        peaks[size] = live.peak - live.now
+    assert peaks[4] <= peaks[16] / 4 + 4 * one_layer
+    assert live.now <= one_layer

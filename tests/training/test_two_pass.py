@@ -39,7 +39,7 @@ from tests.training.joint_jobs import (
     towers,
 )
 
-SIZES = (1, 4, 5, ITEMS, 100)
+SIZES = (1, 5, ITEMS, 100)
 
 
 def step_of(model: nn.Module, loss: Any, forward: Any, size: int, **options: Any) -> TrainStep:
@@ -71,7 +71,7 @@ def of_whole_batch(model: TwoTowers, job: Job, batch: Any) -> Reference:
     return Reference(step.pop("loss"), step, {name: p.detach() for name, p in own.named_parameters()})
 
 
-@pytest.mark.parametrize("size", [1, 4, 5])
+@pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("name", [name for name in JOBS if "data class" not in name])
 def test_the_second_pass_draws_what_the_first_drew(name: str, size: int) -> None:
     model, batch, job = towers(dropout=0.4), pairs(), JOBS[name]
@@ -85,7 +85,7 @@ def test_the_second_pass_draws_what_the_first_drew(name: str, size: int) -> None
     assert difference(gradients_of(model), expected) <= 1e-13
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), items=st.integers(2, 17), size=st.integers(1, 20), name=st.sampled_from(list(JOBS)))
 def test_any_split_of_any_batch(seed: int, items: int, size: int, name: str) -> None:
     model, batch, job = towers(seed=seed), pairs(seed, items), JOBS[name]
@@ -303,12 +303,15 @@ class Drawn(nn.Module):
         return out * torch.rand_like(out)
 
 
-def test_every_generator_is_replayed() -> None:
+def test_every_generator_is_replayed_whatever_the_loss_draws() -> None:
+    def drawing(output: Tensor, batch: Any) -> tuple[Tensor, int]:
+        return spread(output, batch)[0] * torch.rand(()), 1
+
     torch.manual_seed(0)
     model, x = Drawn().double(), pairs()["image"]
     seen: list[Tensor] = []
     model.register_forward_hook(lambda module, args, output: seen.append(output.detach().clone()))
-    step_of(model, spread, None, 5).accumulate(x)
+    step_of(model, drawing, None, 5).accumulate(x)
     assert len(seen) == 6
     assert all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:]))
     assert not torch.equal(seen[0], seen[1])
@@ -334,6 +337,7 @@ def projected(project: nn.Module) -> Callable[[Tensor, Any], Any]:
 WRONG: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "unknown choice": ({"joint": "loss"}, spread, InvalidSettings, "one of None, 'outputs', 'terms'"),
     "weights given": ({"joint": "outputs", "weight": len}, spread, InvalidSettings, "Leave weight= out"),
+    "noise scale": ({"noise_scale": True}, spread, InvalidSettings, "which are not apart here"),
     "a term without the choice": ({"joint": None}, lambda o, b: JointTerm(o, torch.sum), InvalidLoss, 'joint="terms"'),
     "one number": ({}, lambda o, b: o.mean(), InvalidLoss, "one number"),
     "one number of a term": (

@@ -21,10 +21,10 @@ WHAT: dict[str, str] = {
 """What a module of that kind does."""
 
 REMEDY: dict[str, str] = {
-    "batch_norm": "Use GroupNorm or LayerNorm, freeze it with .eval(), or synchronise its statistics over the pieces.",
+    "batch_norm": 'Use GroupNorm or LayerNorm, freeze it with .eval(), or train with TrainStep(batch_norm="exact").',
     "batch_statistic": "Compute it within each row, or over the whole batch beforehand and pass it in.",
     "attention": "Attend within each row: put the batch first (batch_first=True), or name the dimension that is the "
-    "batch (batch_dimension=1). A loss over all pairs belongs in the two-pass step.",
+    'batch (batch_dimension=1). A loss over all pairs is exact with TrainStep(joint="outputs").',
     "pooling": "Pool over the dimensions of one row only.",
     "top_k": "Choose within each row, or by a fixed threshold.",
     "capacity": "Lift the capacity limit (capacity=None, dropless routing), or let each token choose its experts.",
@@ -34,6 +34,6 @@ REMEDY: dict[str, str] = {
     "packing": "Attend within each sequence: pass cu_seqlens or a block-diagonal mask on to attention.",
     "time": "Cut the dimension that is the batch: batch_dimension=1, or batch_first=True.",
     "state": "Reset the state before each piece, or pass it in and out.",
-    "loss": "Return the sum over rows and its weight; a loss over pairs of rows needs the two-pass step.",
+    "loss": 'Return the sum over rows and its weight; a loss over pairs of rows takes TrainStep(joint="outputs").',
     "gradient": "Make its backward pass treat each row alone.",
 }

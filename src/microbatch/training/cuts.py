@@ -69,11 +69,7 @@ _READ: dict[Any, Callable[..., Call]] = {functional.batch_norm: Call, torch.batc
 
 
 class Watch(TorchFunctionMode):
-    """Hands every batch norm that takes the statistics of its input to someone else.
-
-    Attributes:
-        passed: batch norms so far.
-    """
+    """Hands every batch norm that takes the statistics of its input to someone else."""
 
     def __init__(self, answer: Callable[[int, Call], Tensor], counters: Mapping[int, Tensor]) -> None:
         """
@@ -82,15 +78,15 @@ class Watch(TorchFunctionMode):
             counters: tensors by id that are not counted up, since another piece does it.
         """
         super().__init__()
-        self.passed = 0
+        self._passed = 0
         self._answer, self._counters = answer, counters
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READ:
             call = _READ[func](*args, **(kwargs or {}))
             if call.training:
-                self.passed += 1
-                return self._answer(self.passed - 1, call)
+                self._passed += 1
+                return self._answer(self._passed - 1, call)
         if func is Tensor.add_ and id(args[0]) in self._counters:
             return args[0]
         return func(*args, **(kwargs or {}))
@@ -136,9 +132,28 @@ class _Cut(torch.autograd.Function):
         raise AssertionError("a cut is not gone back through")
 
 
-def keeping(wanted: Callable[[], bool]) -> AbstractContextManager[object]:
-    """What operations save for their way back is dropped where it is not wanted."""
-    return saved_tensors_hooks(lambda tensor: tensor if wanted() else None, _unpacked)
+@dataclass
+class Keep:
+    """What operations save for their way back is dropped outside of a window.
+
+    The graph holds this object and what is kept, so neither may hold the graph: Python's collector does not see such a
+    circle.
+
+    Attributes:
+        window: batch norms that are gone back through; each with the operations after it.
+        passed: batch norms so far.
+    """
+
+    window: range
+    passed: int = 0
+
+    def saved(self) -> AbstractContextManager[object]:
+        """Around a forward."""
+        return saved_tensors_hooks(self._packed, _unpacked)
+
+    def _packed(self, tensor: Tensor) -> Tensor | None:
+        inside = self.passed - 1 in self.window or self.passed == self.window.start == 0
+        return tensor.detach() if inside else None
 
 
 def _unpacked(kept: Any) -> Any:

@@ -32,7 +32,7 @@ from microbatch.batch.subject import not_compiled
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.sizes import BatchSizes
 from microbatch.training.batch_norm import Moments
-from microbatch.training.cuts import Call, Cut, Watch, counters_of, keeping
+from microbatch.training.cuts import Call, Cut, Keep, Watch, counters_of
 from microbatch.training.going_back import GoingBack, Kept, next_number
 from microbatch.training.lockstep import OutOfStep, Task, Wait, run_in_lockstep
 from microbatch.training.normalise import Loss
@@ -184,11 +184,11 @@ class ExactBatchNorm:
                 raise InvalidModel("A piece goes through more batch norms the second time.", _REMEDY)
             cut, output = Cut.at(call, self._whole[number], anchor, kept=number in window)
             cuts.append(cut)
+            keep.passed = number + 1
             return output
 
-        watch = Watch(answer, {})  # what is counted is put back before the next piece
-        base = next_number()
-        with keeping(lambda: watch.passed - 1 in window or watch.passed == window.start == 0), watch:
+        keep, base = Keep(window), next_number()
+        with keep.saved(), Watch(answer, {}):  # what is counted is put back before the next piece
             tensors, gradients = run()
         back = GoingBack(base)
         if window.stop == len(self._whole):

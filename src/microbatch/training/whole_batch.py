@@ -31,7 +31,15 @@ class WholeBatch:
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, ranks: Ranks, *, joint: str | None, batch_norm: str | None, weight: Any
+        self,
+        model: nn.Module,
+        loss: Loss,
+        ranks: Ranks,
+        *,
+        joint: str | None,
+        batch_norm: str | None,
+        weight: Any,
+        noise_scale: bool = False,
     ) -> None:
         """
         Args:
@@ -41,6 +49,7 @@ class WholeBatch:
             joint: see `microbatch.training.step.TrainStep`.
             batch_norm: see `microbatch.training.batch_norm`.
             weight: the user's ``weight(batch)``, or None.
+            noise_scale: whether the gradients of pieces are to be compared.
 
         Raises:
             InvalidSettings: an unknown choice, weights given first where they are known anyhow, or batch norms that
@@ -50,6 +59,11 @@ class WholeBatch:
         _check("batch_norm", batch_norm, CHOICES)
         if weight is not None and (joint is not None or batch_norm == "exact"):
             raise InvalidSettings("weight= is given, and two passes know the weights.", "Leave weight= out.")
+        if noise_scale and (joint is not None or batch_norm == "exact"):
+            raise InvalidSettings(
+                "noise_scale= compares the gradients of pieces, which are not apart here.",
+                "Leave noise_scale= out, or measure it with a loss that is a sum over pieces.",
+            )
         if batch_norm == "exact":
             check_exact(model, ranks)
         self.loss: Loss = (lambda output, piece: of_piece_alone(loss(output, piece))) if joint == "terms" else loss
