@@ -368,6 +368,15 @@ def serving(setting: Setting) -> dict[str, Any]:
 
 Row = Callable[[Setting], dict[str, Any]]
 
+
+def whole_batch(setting: Setting) -> dict[str, Any]:
+    """A contrastive loss over batch norms in four pieces has the gradients of one pass, and less memory."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from benchmarks import gpu_whole_batch
+
+    return gpu_whole_batch.whole_batch(setting.device, tiny=setting.tiny)
+
+
 ROWS: dict[str, Row] = {
     "device": device_figures,
     "timer": timer,
@@ -383,6 +392,7 @@ ROWS: dict[str, Row] = {
     "wave edges": wave_edges,
     "resume": resume,
     "serving": serving,
+    "whole batch": whole_batch,
 }
 
 
