@@ -198,7 +198,7 @@ def test_quick_commands_answer_in_time(arguments: list[str], tmp_path: Path) -> 
         f"import os; from microbatch.cli.app import run; assert run({arguments!r}) == 0;"
         "t = os.times(); print(t.user + t.system)"
     )
-    assert min(float(fresh(code, tmp_path)) for _ in range(5)) < 0.4
+    assert any(float(fresh(code, tmp_path)) < 0.4 for _ in range(5))
 
 
 def test_python_dash_m_is_the_same_command() -> None:

@@ -6,12 +6,15 @@ A Python block whose first line is a file's name (``# my_model.py``) is saved un
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -32,6 +35,9 @@ case "$1 $*" in
 esac
 exec "{sys.executable}" -m microbatch "$@"
 """
+
+LONGEST = 240
+"""Seconds that one block may take."""
 
 _BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<kind>python|sh)\n(?P<code>.*?)^```$", re.M | re.S
@@ -57,18 +63,51 @@ def run_block(block: Block, folder: Path) -> None:
     if saved:
         (folder / saved[1]).write_text(block.code, encoding="utf-8")
         return
-    start = [sys.executable, "-c"] if block.kind == "python" else ["sh", "-euc"]
     environment = os.environ | {
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "src"),
         "MPLBACKEND": "Agg",
     }
+    status, output = (run_python if block.kind == "python" else run_shell)(block.code, folder, environment)
+    if status and re.search(TOO_NOISY, output):
+        pytest.skip(f"this machine is too noisy now: {output.splitlines()[-1]}")
+    assert status == 0, f"{block.code}\nended with {status}:\n{output}"
+
+
+def run_shell(code: str, folder: Path, environment: Mapping[str, str]) -> tuple[int | None, str]:
     done = subprocess.run(
-        [*start, block.code], cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+        ["sh", "-euc", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
     )
-    if done.returncode and re.search(TOO_NOISY, done.stderr):
-        pytest.skip(f"this machine is too noisy now: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, f"{block.code}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_python(code: str, folder: Path, environment: Mapping[str, str]) -> tuple[int | None, str]:
+    """A process of its own, forked from one that has done no more than import torch, which takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    output = folder / "output.txt"
+    process = context.Process(target=_as_main, args=(code, str(folder), dict(environment), str(output)))
+    process.start()
+    process.join(LONGEST)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode, output.read_text(encoding="utf-8")
+
+
+def _as_main(code: str, folder: str, environment: dict[str, str], output: str) -> None:
+    """What ``python -c`` does with the code, in the folder."""
+    with open(output, "wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path.insert(0, "")
+    sys.argv = ["-c"]
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(compile(code, "<block>", "exec"), main.__dict__)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -85,7 +85,7 @@ def test_further_sizes_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_work_is_proportional_to_the_batch() -> None:
-    measured = profile(small_model(), torch.randn(4, 64), budget=2.0, max_batch_size=32)
+    measured = profile(small_model(), torch.randn(4, 64), budget=0.5, max_batch_size=32)
     per_item = 2 * (64 * 256 + 256 * 8) + 256
     for point in measured.points:
         assert point.flops == pytest.approx(per_item * point.batch_size, rel=0.05)
@@ -111,13 +111,13 @@ def test_nested_and_named_inputs_are_found() -> None:
             out: Tensor = self.linear(state["x"][0]) * scale
             return out
 
-    measured = profile(Named(), {"state": {"x": [torch.randn(3, 8)]}, "scale": 2.0}, budget=2.0, max_batch_size=4)
+    measured = profile(Named(), {"state": {"x": [torch.randn(3, 8)]}, "scale": 2.0}, budget=1.0, max_batch_size=4)
     assert measured.batch_sizes[-1] == 4
 
 
 def test_batch_norm_trains_from_two_items_on() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
-    measured = profile(model, torch.randn(4, 8), mode="training", budget=2.0, max_batch_size=8)
+    measured = profile(model, torch.randn(4, 8), mode="training", budget=1.0, max_batch_size=8)
     assert measured.batch_sizes[0] == 2
     assert measured.failures[0].kind == "error" and "more than 1 value" in measured.failures[0].text
 
