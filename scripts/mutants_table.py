@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
+from scripts.mutants_frameworks import FRAMEWORKS
 from scripts.mutants_pipeline import PIPELINE
 from scripts.mutants_serving import SERVING
 from scripts.mutants_whole_batch import WHOLE_BATCH
@@ -483,4 +484,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *PIPELINE,
     *SERVING,
     *WHOLE_BATCH,
+    *FRAMEWORKS,
 )

@@ -90,6 +90,18 @@ def test_the_latency_is_measured_at_the_start_and_bounds_the_batch() -> None:
         assert engine.report is not None and engine.report.exact
 
 
+def test_a_target_bounds_batches_whose_latency_is_learnt_from_the_requests() -> None:
+    def run(items: list[int]) -> list[int]:
+        time.sleep(0.01 * len(items))
+        return double(items)
+
+    with serving(run, latency_target=0.1) as engine:
+        assert engine.map(range(100)) == [2 * number for number in range(100)]
+        sizes = [launch.size for launch in engine.metrics().launches]
+        assert sizes[-1] <= 5, "a batch of n takes n times 10 ms, and another one may be ahead"
+        assert max(sizes[len(sizes) // 2 :]) <= 6
+
+
 def test_a_stateful_function_is_not_run_at_the_start() -> None:
     calls: list[list[Any]] = []
 

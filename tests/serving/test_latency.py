@@ -62,6 +62,15 @@ def test_a_cliff_that_the_profile_did_not_measure_is_learnt() -> None:
     assert latency.best_size(33) <= 32
 
 
+def test_the_largest_cost_within_some_seconds() -> None:
+    line = Latency({1: 1.1, 11: 2.1})
+    assert line.cost_within(1.6) == 6
+    assert 100 <= line.cost_within(11.05) <= 101, "beyond the rows too"
+    assert line.cost_within(0.5) == 1
+    assert CLIFF.cost_within(2.0) == 32
+    assert Latency({32: 0.32}).cost_within(0.05) == 5
+
+
 def test_nothing_known_is_learnt_from_the_first_launch() -> None:
     latency = Latency()
     assert not latency.known

@@ -48,6 +48,7 @@ class Latency:
         self._seconds = [float((points or {})[size]) for size in self._sizes]
         self._known: dict[int, float] = {}
         self._best: dict[int, int] = {}
+        self._within: dict[float, int] = {}
         self._collected: dict[int, float] = {}
         self._drift = 0.0
 
@@ -108,8 +109,17 @@ class Latency:
         return max(fitting, default=None)
 
     def cost_within(self, seconds: float) -> int:
-        """About the largest cost whose batch takes no longer, beyond the rows too; at least the smallest row."""
+        """About the largest cost whose batch takes no longer, 1 at least; beyond the rows in a straight line, below the
+        smallest in proportion to it, for nothing is known there."""
+        found = self._within.get(seconds)
+        if found is None:
+            found = self._within[seconds] = self._search(seconds)
+        return found
+
+    def _search(self, seconds: float) -> int:
         low, high = self._sizes[0], 2 * self._sizes[-1]
+        if self._seconds[0] > seconds:
+            return max(1, int(low * seconds / self._seconds[0]))
         while self.seconds(high) <= seconds and high < LARGEST_COST:
             low, high = high, 2 * high
         while high - low > max(1, low // 64):
@@ -138,6 +148,7 @@ class Latency:
     def _forget(self) -> None:
         self._known.clear()
         self._best.clear()
+        self._within.clear()
 
     def _interpolated(self, cost: int) -> float:
         sizes, seconds = self._sizes, self._seconds

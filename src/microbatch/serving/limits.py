@@ -50,6 +50,7 @@ class Limits:
         max_queue: most waiting items.
         token_budget: most padded work in a batch; None without a bound.
         largest_item: work above which an item is refused; a single one may exceed a budget that the user did not set.
+        batch_target: seconds that a batch may take; None without a target, or where the user set the size.
         notes: what the user should know, one sentence each.
     """
 
@@ -60,6 +61,7 @@ class Limits:
     max_queue: int
     token_budget: int | None
     largest_item: int | None = None
+    batch_target: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -86,6 +88,7 @@ def settle(wishes: Wishes, latency: Latency, *, by_cost: bool = False) -> Limits
         max_queue=wishes.max_queue,
         token_budget=wishes.token_budget or (_budget(wishes, latency) if by_cost else None),
         largest_item=wishes.token_budget,
+        batch_target=None if wishes.max_batch_size else _batch_target(wishes),
         notes=notes,
     )
 
@@ -149,18 +152,21 @@ def _size(wishes: Wishes, latency: Latency, by_cost: bool) -> int:
 
 def _largest(wishes: Wishes, latency: Latency) -> int:
     """The smallest size near the best throughput, or the largest that keeps the target with one batch ahead of it."""
-    best = latency.recommended()
+    best, target = latency.recommended(), _batch_target(wishes)
+    return best if target is None else min(best, latency.largest_within(target) or latency.curve()[0][0])
+
+
+def _batch_target(wishes: Wishes) -> float | None:
+    """Seconds that a batch may take, so that the target is kept with another one ahead of it."""
     if wishes.latency_target is None:
-        return best
-    left = wishes.latency_target - (wishes.max_queue_delay or 0.0)
-    return min(best, latency.largest_within(left / TURNS) or latency.curve()[0][0])
+        return None
+    return (wishes.latency_target - (wishes.max_queue_delay or 0.0)) / TURNS
 
 
 def _budget(wishes: Wishes, latency: Latency) -> int | None:
-    """Work whose batch keeps the target with one batch ahead of it."""
-    if wishes.latency_target is None or not latency.known:
-        return None
-    return latency.cost_within((wishes.latency_target - (wishes.max_queue_delay or 0.0)) / TURNS)
+    """Work whose batch keeps the target."""
+    target = _batch_target(wishes)
+    return None if target is None or not latency.known else latency.cost_within(target)
 
 
 def _notes(latency: Latency, wishes: Wishes) -> tuple[str, ...]:

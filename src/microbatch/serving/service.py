@@ -66,7 +66,8 @@ class Service:
         """
         self.name, self.prepared = name, prepared
         self._limits, self._latency = prepared.limits, prepared.latency
-        self._stateful, self._by_cost, self._fills_up = plan.stateful, plan.by_cost, is_module(plan.run)
+        self._stateful, self._by_cost = plan.stateful, plan.by_cost
+        self._fills_up = is_module(plan.run) and not plan.by_cost and not plan.stateful
         self._lock = threading.Lock()
         self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
         self._queue = RequestQueue(self._limits.max_queue)
@@ -278,13 +279,20 @@ class Service:
                 self._work.notify()
 
     def _view(self, free_since: float) -> QueueView:
-        most, known = self._size_limit.now, self._latency.known
+        most, known = self._most(), self._latency.known
         now, queue = time.monotonic(), self._queue
         return QueueView(
             now, queue.first(SEEN * most), len(queue), queue.oldest(), self._free, free_since, most,
             self._limits.max_queue_delay, self._limits.token_budget, self._latency.seconds if known else None,
             self._latency.best_size if known else None, self._pace.pace(now), queue.uniform,
         )  # fmt: skip
+
+    def _most(self) -> int:
+        """Items in a batch, within memory and within the target as far as the latency is known by now."""
+        target = self._limits.batch_target
+        if target is None or self._by_cost or not self._latency.known:
+            return self._size_limit.now
+        return min(self._size_limit.now, self._latency.cost_within(target))
 
     def _decide(self, view: QueueView) -> Decision:
         if self._draining or self._policy_failed:
