@@ -485,4 +485,40 @@ MUTANTS: tuple[Mutant, ...] = (
     *SERVING,
     *WHOLE_BATCH,
     *FRAMEWORKS,
+    *_rows(
+        "training/unfinished.py",
+        "training/test_unfinished.py",
+        ("if found and any(key in self._made for key in keys):", "if False:", "no write rests on lost values"),
+        ("self._made[key] = self._met[key]", "pass", "writes of a second try count"),
+    ),
+    *_rows(
+        "training/safeguard.py",
+        "training/test_unfinished.py",
+        (
+            "if self.copies is None and self._moved():\n            return",
+            "if False:\n            return",
+            "what moved once moves not again",
+        ),
+        ('group.get("fused") or', "False or", "fused updates are not counted"),
+    ),
+    *_rows(
+        "training/proof.py",
+        "training/test_check.py",
+        ("if errors[1] <= max(", "if True or errors[1] <= max(", "the working dtype is proved too"),
+        (
+            "        own._undo(start)\n    raise NoAnswer(",
+            "        pass\n    raise NoAnswer(",
+            "a proof changes nothing",
+        ),
+    ),
+    *_rows(
+        "training/exact_copy.py",
+        "training/test_check.py",
+        ("report.exact and apart <= report.tolerance", "report.exact", "the loss does not depend on the split"),
+    ),
+    *_rows(
+        "training/normalise.py",
+        "training/test_mistakes.py",
+        ("if total.weight and not math.isfinite(total.sum):", "if False:", "no update with a loss that is no number"),
+    ),
 )

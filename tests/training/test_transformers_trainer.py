@@ -151,6 +151,21 @@ def test_pieces_without_labels_and_batches_without_any(tmp_path: Path, caplog: p
     assert not trainer.done.totals["loss"].weight
 
 
+class Drawing(Returning):
+    """Draws a number in each forward."""
+
+    def forward(self, tokens: Tensor, padding: Tensor, labels: Tensor | None = None) -> Any:
+        self.drawn = torch.rand(()).item()
+        return super().forward(tokens, padding, labels)
+
+
+def test_the_trial_of_a_loss_draws_no_numbers(tmp_path: Path) -> None:
+    models = made(Drawing), made(Drawing)
+    for model, trainer in zip(models, (Trainer, ExactTrainer), strict=True):
+        run(trainer, model, tmp_path, ROWS, 1, **({"micro_batch_size": ROWS} if trainer is ExactTrainer else {}))
+    assert models[0].drawn == models[1].drawn and len(models[1].rows) > len(models[0].rows)
+
+
 def test_a_loss_between_items_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     model = made(loss=between_items)
     before = weights_of(model)
