@@ -49,7 +49,7 @@ SERVING: tuple[Mutant, ...] = (
         "serving/limits.py",
         "serving/test_latency.py",
         ("if delay >= target:", "if False:", "a delay beyond the target is a contradiction"),
-        ("left / TURNS", "left", "a batch may be ahead"),
+        ("(wishes.max_queue_delay or 0.0)) / TURNS", "(wishes.max_queue_delay or 0.0))", "a batch may be ahead"),
         ("if latency.gain() >= HELPS else latency.curve()[0][0]", "", "what cannot be helped is not batched"),
     ),
     *_rows(
