@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,25 @@ FOLDERS = ("src", "tests", "scripts", "benchmarks")
 VAGUE = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "factory", "registry", "base"}
 
 
+@cache
 def python_files(root: Path, *folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((root / folder).rglob("*.py")) if ".envs" not in path.parts]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_trees_left() -> Iterator[None]:
+    """Hundreds of thousands of nodes would slow down whatever runs after."""
+    yield
+    tree_of.cache_clear()
+
+
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -49,7 +63,7 @@ def test_only_the_command_line_prints(root: Path) -> None:
         f"{path.relative_to(root)}:{node.lineno}"
         for path in python_files(root, "src")
         if "cli" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write")
     ]
     assert calls == []
@@ -78,7 +92,7 @@ def test_every_module_says_what_it_is_for(root: Path) -> None:
     silent = [
         str(path.relative_to(root))
         for path in python_files(root, *FOLDERS)
-        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if path.read_text().strip() and not ast.get_docstring(tree_of(path))
     ]
     assert silent == []
 
