@@ -100,3 +100,20 @@ def test_no_time_at_all_and_one_of_everything(name: str, capsys: pytest.CaptureF
         assert run(["simulate", name, *arguments]) == 0
         assert run(["simulate", name, *arguments, "--json"]) == 0
         assert "NaN" not in capsys.readouterr().out
+
+
+def test_the_best_order_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("auto", "--stages", "4", "--micro-batches", "4", "--forward", "1,1,1,2", "--memory-limit", "4")
+    found = document(capsys, *arguments)
+    assert set(found) >= KEYS | {"reason", "tried", "optimal"}
+    named = [one["seconds"] for one in found["tried"] if not one["verdict"].startswith("does not fit")]
+    assert found["makespan"] <= min(named) + 1e-9
+    assert max(found["peak_activations"]) <= 4
+    assert run(["simulate", *arguments]) == 0
+    assert capsys.readouterr().out.startswith(found["reason"])
+
+
+def test_no_order_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "auto", "--memory-limit", "0.5"]) == 1
+    assert "No schedule fits" in capsys.readouterr().out
+    assert document(capsys, "auto", "--memory-limit", "0.5", status=1)["error"]["type"] == "DoesNotFit"

@@ -24,6 +24,8 @@ _SAME = 1e-9
 """Times that differ by less, relative to the makespan, are the same."""
 _STARTS = 4
 _TENURE = (6, 14)
+_MOST_WORK = 2_000_000
+"""Actions that the search from one start times at most, so that long schedules are improved for a few seconds only."""
 
 
 def greedy_schedules(
@@ -119,13 +121,14 @@ class _Tabu:
         self.limit = float("inf") if limit is None else limit * schedule.stages / schedule.ranks + _SAME
         self.bound = lower_bound(schedule, costs)
         self.tabu: dict[tuple[int, int], int] = {}
+        self.spent = 0
 
     def run(self, rounds: int) -> tuple[float, Schedule]:
         now = self._ends(self.orders)
         assert now is not None
         best, best_orders = max(now), [list(order) for order in self.orders]
         for round_ in range(rounds):
-            if best <= self.bound * (1 + _SAME):
+            if best <= self.bound * (1 + _SAME) or self.spent > _MOST_WORK:
                 break
             chosen = self._best_move(now, best, round_)
             if chosen is None:
@@ -243,6 +246,7 @@ class _Tabu:
         at, free = [0] * len(orders), [0.0] * len(orders)
         awake = list(range(len(orders)))
         left = len(needs)
+        self.spent += left
         while awake:
             rank = awake.pop()
             order, place, time = orders[rank], at[rank], free[rank]

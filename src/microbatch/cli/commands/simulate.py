@@ -11,13 +11,17 @@ import click
 from microbatch.cli.app import ANSWER_IS_NO, DONE
 from microbatch.cli.options import as_json_option, out_option
 from microbatch.cli.output import check_outputs, print_json, write
-from microbatch.errors import InvalidQuantity, InvalidSettings
+from microbatch.errors import DoesNotFit, InvalidQuantity, InvalidSettings
 from microbatch.units import parse_bytes
 
 if TYPE_CHECKING:
     from microbatch.pipeline.costs import Costs
     from microbatch.pipeline.schedule import Schedule
     from microbatch.pipeline.timeline import Timeline
+
+
+_RANKS, _MICRO_BATCHES = 4, 8
+"""Sizes where none are asked for."""
 
 
 def _numbers(text: str) -> float | list[float]:
@@ -91,39 +95,74 @@ def command(
     """Simulate a pipeline schedule: how long a step takes, who waits, what is held, and what would be better.
 
     SCHEDULE is gpipe, one_f_one_b, eager_one_f_one_b, interleaved, looped_bfs, zb_h1, zb_h2, zb_v, v_half, v_min,
-    interleaved_zero_bubble, dualpipe, dualpipe_v, chimera, hanayo or forward_only; or a CSV with your own order: a
-    row per rank with actions as 0F0, 0I0, 0W0, 0B0 (stage, kind, micro-batch).
+    interleaved_zero_bubble, dualpipe, dualpipe_v, chimera, hanayo or forward_only; auto for the best order for these
+    times and this limit; or a CSV with your own order: a row per rank with actions as 0F0, 0I0, 0W0, 0B0 (stage,
+    kind, micro-batch).
 
     \b
     Example:
       microbatch simulate one_f_one_b --stages 4 --micro-batches 8
       microbatch simulate interleaved --stages 4 --micro-batches 16 --chunks 2 --message 0.1 --out timeline.svg
       microbatch simulate zb_h1 --stages 4 --micro-batches 8 --forward 1,1,1,1.4 --memory-limit 4 --json
+      microbatch simulate auto --stages 4 --micro-batches 8 --forward 1,1,1,1.4 --memory-limit 4
       microbatch simulate my_order.csv
     """
     check_outputs(outputs)
-    from microbatch.pipeline.simulate import simulate
-
-    order = _schedule(schedule, stages, micro_batches, chunks)
     given = _costs(table, **costs)
     in_bytes = isinstance(memory_limit, int)
-    timeline = simulate(
-        order,
-        given,
-        memory_limit=None if in_bytes else memory_limit,
-        memory_limit_bytes=memory_limit if isinstance(memory_limit, int) else None,
-    )
+    limits: dict[str, Any] = {"memory_limit_bytes" if in_bytes else "memory_limit": memory_limit}
+    if schedule == "auto":
+        return _recommend(given, stages, micro_batches, chunks, limits, outputs, as_json=as_json)
+    from microbatch.pipeline.simulate import simulate
+
+    timeline = simulate(_schedule(schedule, stages, micro_batches, chunks), given, **limits)
     write(timeline, outputs)
     _say(timeline, outputs, as_json=as_json, actions=actions)
     return ANSWER_IS_NO if timeline.fits is False else DONE
 
 
+def _recommend(
+    costs: Costs,
+    stages: int | None,
+    micro_batches: int | None,
+    chunks: int | None,
+    limits: dict[str, Any],
+    outputs: tuple[Path, ...],
+    *,
+    as_json: bool,
+) -> int:
+    """The best order for these costs; 1 where nothing stays within the limit."""
+    from microbatch.pipeline.recommend import recommend
+
+    try:
+        best = recommend(
+            costs,
+            ranks=_RANKS if stages is None else stages,
+            num_micro_batches=_MICRO_BATCHES if micro_batches is None else micro_batches,
+            chunks=None if chunks is None else (chunks,),
+            **limits,
+        )
+    except DoesNotFit as error:
+        if as_json:
+            print_json(error.to_json())
+        else:
+            print(error)
+        return ANSWER_IS_NO
+    write(best.timeline, outputs)
+    if as_json:
+        print_json(best.to_json())
+    else:
+        print(best.reason)
+        _say(best.timeline, outputs, as_json=False, actions=False)
+    return DONE
+
+
 def _schedule(name: str, stages: int | None, micro_batches: int | None, chunks: int | None) -> Schedule:
     from microbatch.pipeline.schedule import Schedule
 
-    if not (name.lower().endswith(".csv") or "/" in name):
-        ranks = 4 if stages is None else stages
-        count = 8 if micro_batches is None else micro_batches
+    if not (name.lower().endswith(".csv") or Path(name).is_file()):
+        ranks = _RANKS if stages is None else stages
+        count = _MICRO_BATCHES if micro_batches is None else micro_batches
         return Schedule.of(name, ranks=ranks, num_micro_batches=count, chunks=chunks)
     order = Schedule.from_csv(name)
     for option, asked, held in (
