@@ -91,6 +91,11 @@ def mean_as_sum(output: Tensor, _: Tensor) -> tuple[Tensor, int]:
     return output.square().mean(), 1
 
 
+def value_alone(output: Tensor, _: Tensor) -> tuple[Tensor, int]:
+    """Its gradients add up, what it reports does not."""
+    return output.square().sum() + output.detach().mean(), len(output)
+
+
 def contrast(output: Tensor, _: Tensor) -> tuple[Tensor, int]:
     scores = output @ output.T
     return functional.cross_entropy(scores, torch.arange(len(output)), reduction="sum"), len(output)
@@ -99,6 +104,7 @@ def contrast(output: Tensor, _: Tensor) -> tuple[Tensor, int]:
 NOT_EXACT: dict[str, tuple[nn.Module, Callable[..., Any], str, str]] = {
     "batch norm": (nn.BatchNorm1d(6), squares, "inside", "batch_norm"),
     "loss is a mean": (nn.Tanh(), mean_as_sum, "loss", "loss"),
+    "what is reported": (nn.Tanh(), value_alone, "loss", "loss"),
     "contrastive": (nn.Tanh(), contrast, "loss", "loss"),
     "only in the working dtype": (OnlyInFloat32(), squares, "last", "gradient"),
 }

@@ -27,7 +27,7 @@ TABLES = {
     4: {"sharded": ("two_by_two",)},
 }
 """What each number of ranks runs."""
-SECONDS = 200
+SECONDS = 300
 NO_HANG = 15  # the groups' own timeout is 60 s
 
 Found = list[dict[str, Any]]
