@@ -22,6 +22,8 @@ HOPELESS = 1.15
 """A size that takes this many times the best one's time per token ends the growth."""
 BEYOND = 2
 """Sizes above the best one that are run before it counts as the best."""
+WORTH = 4
+"""A larger size is run where as many such pieces are left: fewer could not make up for looking."""
 FIRST_ITEMS = 8
 
 
@@ -66,7 +68,7 @@ def next_size(
     beyond = sum(size > best for size in rates)
     if not failed and beyond < BEYOND and rates[top] <= HOPELESS * min(rates.values()):
         following = 2 * top if limit is None else min(2 * top, limit)
-        if following > top and (left is None or following <= left):
+        if following > top and (left is None or WORTH * following <= left):
             return following
     if bottom > smallest and bottom == best:
         return max(smallest, bottom // 2)

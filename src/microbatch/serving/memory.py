@@ -1,7 +1,7 @@
 """How large pieces may become before memory ends, and what fills it when one item does not fit.
 
-On a CPU Linux kills a process that takes too much: it does not raise. So before pieces grow further their peak is
-predicted on fake tensors; where a model does not run on them, the rise of the process so far stands for it.
+On a CPU Linux kills a process that takes too much: it does not raise. So once the process has grown notably, the peak
+of larger pieces is predicted on fake tensors; where a model does not run on them, that growth stands for it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from microbatch.serving.placing import Runner
 from microbatch.units import format_bytes
 
 logger = logging.getLogger(__name__)
+
+FAR_AWAY = 3
+"""The next piece may need twice what the process has grown by; below this part of the budget nothing is predicted."""
 
 
 class MemoryCap:
@@ -53,15 +56,17 @@ class MemoryCap:
         """
         if self.is_known:
             return
+        budget, rise = memory_budget(self._limit, self._device)[0], max(0, _highest() - self._resident)
+        if not self.is_strict and rise * FAR_AWAY < budget:
+            return  # a size of twice as much is safe, and a prediction takes longer than a small piece
         self.is_known = True
-        budget = memory_budget(self._limit, self._device)[0]
         try:
             fixed, slope = _line(runner, batch, items)
             if self._limit is None:
                 budget += _held(runner.model)  # what is available does not count what is held already
         except Exception as error:
             logger.info("Memory cannot be predicted (%s: %s).", type(error).__name__, error)
-            fixed, slope = 0.0, max(0, _highest() - self._resident) / items
+            fixed, slope = 0.0, rise / items
         if slope > 0:
             self.largest = max(1, int((budget * (1 - MARGIN) - fixed) / slope * cost / items))
 

@@ -25,6 +25,9 @@ from microbatch.serving.sources import Block, Made, Source
 
 logger = logging.getLogger(__name__)
 
+_AHEAD = 4
+"""Full pieces of items that are looked at to cut the next one while the size is looked for."""
+
 _MATTERS = "The outputs of an item depend on how far it is padded."
 
 LONG_SECONDS = 0.01
@@ -51,13 +54,18 @@ class Queue:
         at: where in the order the next piece begins.
         ends: for each place in the order, where the items of its kind end.
         plan: sizes of the next pieces and the size that they were planned for, where items differ in length.
+        left: tokens of the items that have not run.
     """
 
     block: Block
     order: list[int]
     ends: list[int] | None
     at: int = 0
-    plan: tuple[int, list[int]] | None = None
+    plan: tuple[tuple[int, bool], list[int]] | None = None
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = sum(self.lengths(self.order))
 
     @classmethod
     def of(cls, block: Block, *, by_items: bool) -> Queue:
@@ -81,7 +89,7 @@ class Queue:
             size: of a piece at most.
             unit: what it counts.
             piece_cost: see `TokenBudget`.
-            is_planned: pieces have the least padding together; otherwise each is filled as it comes.
+            is_planned: the size stays, so that all pieces are planned at once.
         """
         end = len(self.order) if self.ends is None else self.ends[self.at]
         count = self._count(size, unit, piece_cost, end, is_planned)
@@ -93,17 +101,18 @@ class Queue:
             return size
         if isinstance(lengths, int):
             return max(1, size // lengths)
-        if self.block.padded and not is_planned:
-            return max(1, size // lengths[self.order[self.at]])
-        if self.plan is None or self.plan[0] != size or not self.plan[1]:
+        if self.plan is None or self.plan[0] != (size, is_planned) or not self.plan[1]:
+            if not is_planned:  # only this piece counts: what the next few would be decides on it
+                end = min(end, self.at + _AHEAD * max(1, size // max(1, lengths[self.order[self.at]])))
             waiting = [lengths[place] for place in self.order[self.at : end]]
             cost = max(1, size // PIECE_SHARE) if piece_cost is None else piece_cost
             sizes = piece_sizes(waiting, size, cost) if self.block.padded else filled(waiting, size)
-            self.plan = size, sizes[::-1]
+            self.plan = (size, is_planned), sizes[::-1]
         return self.plan[1][-1]
 
     def done(self, count: int) -> None:
         """The next items have run."""
+        self.left -= sum(self.lengths(self.order[self.at : self.at + count]))
         self.at += count
         if self.plan is not None and self.plan[1].pop() != count:
             self.plan = None
@@ -220,8 +229,15 @@ class Work:
         self.counts.pieces += 1
         self.counts.tokens += sum(queue.lengths(places))
         self.counts.padded_tokens += cost
-        left = None if self.source.size is None else (self.source.size - self.counts.items) * self.source.longest
-        self.sizing.done(size, len(places) if self.sizing.unit == "items" else cost, seconds, left)
+        self.sizing.done(size, len(places) if self.sizing.unit == "items" else cost, seconds, self._left(queue, places))
+
+    def _left(self, queue: Queue, places: list[int]) -> int | None:
+        """Tokens that have not run, as if later items were like those so far; None where nobody knows their number."""
+        if self.source.size is None:
+            return None
+        waiting = len(queue.order) - queue.at - len(places)
+        later = self.source.size - self.counts.items - waiting
+        return queue.left - sum(queue.lengths(places)) + later * self.counts.tokens // self.counts.items
 
     def _shrink(self, queue: Queue, places: list[int], size: int) -> None:
         """After a piece that did not fit.
