@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from microbatch.errors import InvalidBatch, InvalidModel, InvalidOutput
 from microbatch.serving import fast_linear
 from microbatch.serving.batcher import DynamicBatcher
-from microbatch.serving.collate import Padded, rows_of, without_padding
 from microbatch.serving.fast_linear import PackedLinear, with_fast_linear
-from microbatch.serving.module_runner import ModuleRunner, serving_copy
+from microbatch.serving.module_runner import ModuleRunner, rows_of, serving_copy
+from microbatch.serving.padded import Padded, without_padding
 from microbatch.serving.same_answer import difference
 
 

@@ -78,7 +78,7 @@ class DynamicBatcher:
             cost: work of an item, as in tokens; 1 by default.
             length: of an item, where a batch is padded to its longest; then padded work is at most 1.5 times real work.
             key: items of different keys never share a batch; for a module without `collate` the shapes are the key.
-            collate: from a list of items to the module's batch, as `microbatch.serving.collate.Padded`; by default
+            collate: from a list of items to the module's batch, as `microbatch.serving.padded.Padded`; by default
                 items are stacked.
             workers: batches that run at once, on each device.
             processes: each worker is a process, which is started again when it dies.

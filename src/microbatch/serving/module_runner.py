@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 from microbatch.batch.example import tensors_in
 from microbatch.batch.split import to_device
 from microbatch.batch.subject import call
-from microbatch.errors import InvalidModel
-from microbatch.serving.collate import Collate, rows_of, without_padding
+from microbatch.errors import InvalidModel, InvalidOutput
 from microbatch.serving.collating import collated
 from microbatch.serving.fast_linear import with_fast_linear
+from microbatch.serving.padded import Collate, without_padding
 
 
 class ModuleRunner:
@@ -58,6 +59,30 @@ class ModuleRunner:
             return rows
         lengths = [self._trim(item) for item in items]
         return [without_padding(row, max(lengths), length) for row, length in zip(rows, lengths)]
+
+
+def rows_of(output: Any, count: int) -> list[Any]:
+    """One result for each item: row i of every tensor, in the containers that the output has.
+
+    Raises:
+        InvalidOutput: a tensor with another number of rows.
+    """
+    if isinstance(output, Tensor):
+        if output.dim() == 0 or output.shape[0] != count:
+            raise InvalidOutput(
+                f"{count} items went in and a tensor of shape {tuple(output.shape)} came out.",
+                "A model that is served returns one row for each item, in dimension 0.",
+            )
+        return list(output.unbind())
+    if isinstance(output, Mapping):
+        members = {key: rows_of(value, count) for key, value in output.items() if value is not None}
+        return [{key: rows[place] for key, rows in members.items()} for place in range(count)]
+    if isinstance(output, tuple | list):
+        parts = [rows_of(value, count) for value in output if value is not None]
+        return [tuple(rows[place] for rows in parts) for place in range(count)]
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return rows_of({f.name: getattr(output, f.name) for f in dataclasses.fields(output)}, count)
+    raise InvalidOutput(f"The model returned a {type(output).__name__}.", "Return tensors, or containers of them.")
 
 
 def _to_host(output: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Token sequences into one batch for a module, and a module's output into one result for each item."""
+"""Token sequences of different lengths in one batch: padded, masked, and their padding taken out of results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from microbatch.errors import InvalidBatch, InvalidOutput
+from microbatch.errors import InvalidBatch
 
 Collate = Callable[[list[Any]], Any]
 """``collate(items) -> batch``, as a module takes it."""
@@ -47,30 +47,6 @@ def _tokens(item: Any) -> Tensor:
     if values.dim() != 1 or not len(values):
         raise InvalidBatch(f"An item has shape {tuple(values.shape)}, not (tokens,).", "Give one sequence an item.")
     return values.long()
-
-
-def rows_of(output: Any, count: int) -> list[Any]:
-    """One result for each item: row i of every tensor, in the containers that the output has.
-
-    Raises:
-        InvalidOutput: a tensor with another number of rows.
-    """
-    if isinstance(output, Tensor):
-        if output.dim() == 0 or output.shape[0] != count:
-            raise InvalidOutput(
-                f"{count} items went in and a tensor of shape {tuple(output.shape)} came out.",
-                "A model that is served returns one row for each item, in dimension 0.",
-            )
-        return list(output.unbind())
-    if isinstance(output, Mapping):
-        members = {key: rows_of(value, count) for key, value in output.items() if value is not None}
-        return [{key: rows[place] for key, rows in members.items()} for place in range(count)]
-    if isinstance(output, tuple | list):
-        parts = [rows_of(value, count) for value in output if value is not None]
-        return [tuple(rows[place] for rows in parts) for place in range(count)]
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return rows_of({f.name: getattr(output, f.name) for f in dataclasses.fields(output)}, count)
-    raise InvalidOutput(f"The model returned a {type(output).__name__}.", "Return tensors, or containers of them.")
 
 
 def without_padding(row: Any, longest: int, length: int) -> Any:
