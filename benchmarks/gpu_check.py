@@ -133,6 +133,31 @@ def timer(setting: Setting) -> dict[str, Any]:
     return {"seconds": one, "wall_seconds": wall, "twice": two / one}
 
 
+def update_apart(setting: Setting) -> dict[str, Any]:
+    """The optimizer's update, timed inside of a training step, takes as long as the same update by itself."""
+    from statistics import median
+
+    import torch
+
+    from microbatch.measure.timer import time_call
+    from microbatch.profiling.workload import Workload
+
+    width = setting.size(4096, 64)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
+    with Workload(model, (torch.randn(8, width),), mode="training", device=setting.device) as workload:
+        step = workload.prepare(8)
+        pairs = [(time_call(step, setting.device), workload.update_seconds or 0.0) for _ in range(17)][2:]
+    whole, update = (median(times) for times in zip(*pairs))
+    model.to(setting.device)
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    alone = median([time_call(optimizer.step, setting.device) for _ in range(17)][2:])
+    assert 0 < update < whole, f"{update} s of a step of {whole} s"
+    assert 0.5 / setting.slack <= update / alone <= 2 * setting.slack, f"{update} s in a step, {alone} s alone"
+    return {"step_seconds": whole, "update_seconds": update, "alone_seconds": alone}
+
+
 def peaks(setting: Setting) -> dict[str, Any]:
     """Measured FLOP/s and byte/s lie within what the datasheet allows."""
     import torch
@@ -380,6 +405,7 @@ def whole_batch(setting: Setting) -> dict[str, Any]:
 ROWS: dict[str, Row] = {
     "device": device_figures,
     "timer": timer,
+    "update": update_apart,
     "peaks": peaks,
     "profile mlp fp32": profiled("mlp:depth=8,width=1024", "mlp:depth=2,width=32", "fp32"),
     "profile mlp bf16": profiled("mlp:depth=8,width=1024", "mlp:depth=2,width=32", "bf16"),
