@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from microbatch.serving import policies
@@ -76,6 +76,7 @@ def test_the_head_of_the_queue_is_in_every_launch(name: str, items: list[Waiting
     assert not decision.launch or decision.launch[0] == 0
 
 
+@example(lengths=[10, 9, 9, 9, 9, 30], most=8)
 @given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=12), most=st.integers(1, 8))
 def test_no_run_of_lengths_around_the_head_is_larger(lengths: list[int], most: int) -> None:
     items = [Waiting(0.0, length, length) for length in lengths]
@@ -90,6 +91,11 @@ def test_no_run_of_lengths_around_the_head_is_larger(lengths: list[int], most: i
                 best = max(best, len(run))
     if len(set(lengths)) > 1:
         assert len(chosen) == best
+
+
+def test_keys_share_no_batch() -> None:
+    items = [Waiting(0.0, key=key) for key in ("a", "b", "a", None, "b", "a")]
+    assert list(fitting(view_of(items), 8)) == [0, 2, 5]
 
 
 def test_items_of_one_length_go_in_order_of_service() -> None:
