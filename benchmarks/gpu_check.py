@@ -402,6 +402,14 @@ def whole_batch(setting: Setting) -> dict[str, Any]:
     return gpu_whole_batch.whole_batch(setting.device, tiny=setting.tiny)
 
 
+def offline(setting: Setting) -> dict[str, Any]:
+    """A data set through a model: outputs equal one pass and come back to the host; out of memory, pieces halve."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from benchmarks import gpu_offline
+
+    return gpu_offline.offline(setting.device, tiny=setting.tiny)
+
+
 ROWS: dict[str, Row] = {
     "device": device_figures,
     "timer": timer,
@@ -419,6 +427,7 @@ ROWS: dict[str, Row] = {
     "resume": resume,
     "serving": serving,
     "whole batch": whole_batch,
+    "offline": offline,
 }
 
 

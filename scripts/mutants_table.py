@@ -5,6 +5,7 @@ from __future__ import annotations
 from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
 from scripts.mutants_frameworks import FRAMEWORKS
+from scripts.mutants_offline import OFFLINE
 from scripts.mutants_pipeline import PIPELINE
 from scripts.mutants_serving import SERVING
 from scripts.mutants_whole_batch import WHOLE_BATCH
@@ -281,7 +282,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("    if as_json:\n        print_json", "    if False:\n        print_json", "machines get a document"),
     ),
     *_rows(
-        "cli/progress.py",
+        "batch/progress.py",
         "cli/test_progress.py",
         ("auto_refresh=False", "auto_refresh=True", "no thread runs inside timed calls"),
         ("if not sys.stderr.isatty():", "if False:", "silent in a pipe"),
@@ -484,6 +485,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *PIPELINE,
     *SERVING,
     *WHOLE_BATCH,
+    *OFFLINE,
     *FRAMEWORKS,
     *_rows(
         "training/unfinished.py",
