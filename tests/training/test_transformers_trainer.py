@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
+from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import DoesNotFit, InvalidLoss, InvalidSettings
 from microbatch.training import mean_loss
 from tests.training.jobs import difference, sequences
@@ -103,8 +104,11 @@ def test_the_original_is_off_and_exact_steps_are_not(name: str, tmp_path: Path) 
     assert error_of(ExactTrainer, made(kind, loss), as_pair(loss), tmp_path, 4, 8, micro_batch_size=4) <= 1e-12
 
 
-@pytest.mark.parametrize(("rows", "accumulation", "size"), [(32, 1, 5), (1, 32, "auto"), (8, 4, 32), (16, 2, 1)])
-def test_sizes_do_not_matter(rows: int, accumulation: int, size: int | str, tmp_path: Path) -> None:
+SIZES: list[tuple[int, int, Any]] = [(32, 1, 5), (1, 32, "auto"), (8, 4, 32), (16, 2, 1), (8, 4, TokenBudget(40))]
+
+
+@pytest.mark.parametrize(("rows", "accumulation", "size"), SIZES)
+def test_sizes_do_not_matter(rows: int, accumulation: int, size: Any, tmp_path: Path) -> None:
     error = error_of(ExactTrainer, made(), as_pair(by_label), tmp_path, rows, accumulation, micro_batch_size=size)
     assert error <= 1e-12
 

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidSettings
 from microbatch.training.normalise import Loss
 from microbatch.training.passes import Forward
@@ -37,7 +38,7 @@ def train_step(
     *,
     forward: Forward | None = None,
     weight: Weight | None = None,
-    micro_batch_size: int | str = "auto",
+    micro_batch_size: int | str | TokenBudget = "auto",
     max_norm: float | None = None,
     scheduler: Any = None,
     profile: Any = None,

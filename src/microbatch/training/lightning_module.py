@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidSettings
 from microbatch.training.normalise import loss_of
 from microbatch.training.step import Accumulated, TrainStep
@@ -35,14 +36,14 @@ class ExactSteps:
     """To be put before LightningModule.
 
     Attributes:
-        micro_batch_size: items per piece, or "auto"; set it on the class or on the module.
+        micro_batch_size: items per piece, "auto", or a `TokenBudget`; set it on the class or on the module.
         memory_limit: bytes, for "auto".
         loss_name: the loss of the whole batch is logged under it; None for not at all.
         exact_step: what takes the steps, from the first one on.
         done: what the last step did: its sizes, attempts, sums and weights.
     """
 
-    micro_batch_size: int | str = "auto"
+    micro_batch_size: int | str | TokenBudget = "auto"
     memory_limit: int | None = None
     loss_name: str | None = "train_loss"
     exact_step: TrainStep | None = None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import Trainer
 
+from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidSettings
 from microbatch.training.accelerated import check_accelerator, plain_optimizer
 from microbatch.training.mean_loss import IGNORED, Reading, read
@@ -54,7 +55,7 @@ class ExactSteps:
     def __init__(
         self,
         *args: Any,
-        micro_batch_size: int | str = "auto",
+        micro_batch_size: int | str | TokenBudget = "auto",
         loss: Loss | None = None,
         memory_limit: int | None = None,
         **kwargs: Any,
@@ -62,7 +63,7 @@ class ExactSteps:
         """
         Args:
             args: and kwargs: the Trainer's own.
-            micro_batch_size: items per piece, or "auto".
+            micro_batch_size: items per piece, "auto", or a `TokenBudget`.
             loss: ``loss(output, batch) -> (sum, weight)``, or a dict of such pairs. By default the Trainer's own
                 ``compute_loss``, read back as sum and weight by `microbatch.training.mean_loss`.
             memory_limit: bytes, for "auto".
