@@ -25,7 +25,7 @@ from benchmarks.training_step import PIECES, batch_of, bounded, keep_freed_memor
 from microbatch.training.step import TrainStep
 from tests.training.planted_noise import PLANTED
 
-SPLITS = ((32, 4), (30, 13), (64, 16))
+SPLITS = ((32, 4), (30, 9), (64, 16))
 SEEDS = 5
 STEPS = {"much noise": 1000}
 

@@ -81,8 +81,8 @@ PLANTED = {
     "few dimensions": Planted(dimensions=4, noise_scale=10.0),
     "many dimensions": Planted(dimensions=300, noise_scale=100.0),
     "much signal": Planted(dimensions=20, noise_scale=0.5),
-    "much noise": Planted(dimensions=300, noise_scale=400.0),
+    "much noise": Planted(dimensions=300, noise_scale=200.0),
     "unequal variances": Planted(dimensions=100, noise_scale=30.0, decay=0.5),
-    "unequal curvatures": Planted(dimensions=100, noise_scale=30.0, steepness=0.5),
+    "unequal curvatures": Planted(dimensions=100, noise_scale=8.0, steepness=0.5),
     "weighted": Planted(dimensions=100, noise_scale=20.0, weighted=True),
 }

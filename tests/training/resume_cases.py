@@ -178,14 +178,11 @@ GROUPS: dict[str, list[Phase]] = {
         Phase(3, train, {"kind": "replicas", "micro_batch_size": 1, "kill": 3}),
         Phase(2, train, {"kind": "replicas", "micro_batch_size": 100}),
     ],
-    "fsdp 2 1 2": [
-        Phase(2, train, {"kind": "fsdp", "micro_batch_size": 4, "kill": 3}),
-        Phase(1, train, {"kind": "one", "micro_batch_size": 3, "kill": 5}),
-        Phase(2, train, {"kind": "fsdp", "micro_batch_size": 2}),
-    ],
-    "fsdp 3 2": [
+    "fsdp 3 2 1 2": [
         Phase(3, train, {"kind": "fsdp", "micro_batch_size": 4, "kill": 3}),
-        Phase(2, train, {"kind": "fsdp", "micro_batch_size": 3}),
+        Phase(2, train, {"kind": "fsdp", "micro_batch_size": 3, "kill": 5}),
+        Phase(1, train, {"kind": "one", "micro_batch_size": 100, "kill": 7}),
+        Phase(2, train, {"kind": "fsdp", "micro_batch_size": 2}),
     ],
     "dropout whole": [Phase(2, train, {"kind": "ddp", "micro_batch_size": 3, "dropout": 0.3})],
     "dropout": [
@@ -199,7 +196,7 @@ GROUPS: dict[str, list[Phase]] = {
     ],
     "own fsdp": [
         Phase(2, own_checkpoint, {"kind": "fsdp", "until": 3}),
-        Phase(2, own_checkpoint, {"kind": "fsdp", "until": LAST}),
+        Phase(1, own_checkpoint, {"kind": "one", "until": LAST}),
     ],
     "killed while saving": [Phase(1, killed_while_saving)],
 }

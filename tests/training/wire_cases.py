@@ -86,7 +86,7 @@ GROUPS: dict[str, list[Phase]] = {
     "wire ddp": _phases(2, "ddp"),
     "wire plain": _phases(2, "plain"),
     "wire fsdp": _phases(2, "fsdp"),
-    "wire fsdp kept": _phases(2, "fsdp", reshard=False),
+    "wire fsdp kept": _phases(2, "fsdp", reshard=False)[:2],
     "wire fsdp idle": _phases(2, "fsdp", idle=True)[:1],
     "wire hsdp": [Phase(4, wire, {"kind": "hsdp", "pieces": pieces}) for pieces in (1, 4)],
 }
