@@ -2,7 +2,8 @@
 
 Stages are stretches of layers, every layer in exactly one. With one stage per rank, or two in a V, the slowest *rank*
 is made as fast as possible; with any other placement the slowest *stage*, which bounds the ranks. Both by dynamic
-programmes over all cuts, so that no other cut is better.
+programmes over all cuts, so that no other cut is better. Where a rank holds several stages in a loop, each of them may
+take an even share of the rank's memory; so a limit is kept, and a cut that is only just possible can be missed.
 """
 
 from __future__ import annotations
