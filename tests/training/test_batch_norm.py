@@ -82,6 +82,53 @@ def test_float32_is_as_good_as_its_full_batch() -> None:
     assert difference(gradients_of(model), exact) <= 4 * difference(full, exact)
 
 
+class Custom(torch.autograd.Function):
+    """Seen by nobody but torch's engine."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        own: Tensor = 2 * x * gradient
+        return own
+
+
+class WithCustom(nn.Module):
+    """What leaves the first window leaves it through a function written in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second, self.last = (
+            nn.Linear(8, 6),
+            nn.BatchNorm1d(6),
+            nn.Linear(6, 6),
+            nn.BatchNorm1d(6),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = Custom.apply(self.first(x))  # type: ignore[no-untyped-call]
+        result: Tensor = self.last(self.second(self.norm(early))) + early
+        return result
+
+
+@pytest.mark.parametrize(("custom", "ends"), [(False, 2 * 4), (True, 3 * 4)])
+def test_forwards_run_no_further_than_their_window(custom: bool, ends: int) -> None:
+    model, x = made("residual")
+    if custom:
+        torch.manual_seed(0)
+        model, x = WithCustom().double(), rows()
+    gradients, _ = whole(model, by_sample, x)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    step_of(model, by_sample, 4).accumulate(x)
+    assert difference(gradients_of(model), gradients) <= 1e-12
+    assert len(calls) == ends
+
+
 def test_dropout_draws_the_same_in_every_pass() -> None:
     """At an equal split a step is the same again, and pieces draw different numbers."""
     torch.manual_seed(0)

@@ -132,7 +132,7 @@ def warn(layers: dict[str, _BatchNorm], number: int, items: int, spread: Spread)
     logger.warning(
         "%d batch norm layer%s (%s%s) normalise%s each of %d pieces by its own statistics: gradients and running "
         "statistics are not those of one pass over %d items.%s "
-        'Choose batch_norm="exact" (costs about one more forward pass per piece), "frozen" (running statistics), or '
+        'Choose batch_norm="exact" (costs about half a forward pass more per piece), "frozen" (running statistics), or '
         '"micro_batch" (as it is, without this warning).',
         len(layers), "" if len(layers) == 1 else "s", next(iter(layers)) or "the model",
         "" if len(layers) == 1 else ", ...", "s" if len(layers) == 1 else "", number, items, how_far,

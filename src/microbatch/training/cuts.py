@@ -71,15 +71,21 @@ _READ: dict[Any, Callable[..., Call]] = {functional.batch_norm: Call, torch.batc
 class Watch(TorchFunctionMode):
     """Hands every batch norm that takes the statistics of its input to someone else."""
 
-    def __init__(self, answer: Callable[[int, Call], Tensor], counters: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self,
+        answer: Callable[[int, Call], Tensor],
+        counters: Mapping[int, Tensor],
+        see: Callable[[Any], None] | None = None,
+    ) -> None:
         """
         Args:
             answer: gives the output of a call, given its number.
             counters: tensors by id that are not counted up, since another piece does it.
+            see: is given what every operation returns.
         """
         super().__init__()
         self._passed = 0
-        self._answer, self._counters = answer, counters
+        self._answer, self._counters, self._see = answer, counters, see
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READ:
@@ -89,7 +95,10 @@ class Watch(TorchFunctionMode):
                 return self._answer(self._passed - 1, call)
         if func is Tensor.add_ and id(args[0]) in self._counters:
             return args[0]
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if self._see is not None:
+            self._see(result)
+        return result
 
 
 def counters_of(model: nn.Module) -> dict[int, Tensor]:

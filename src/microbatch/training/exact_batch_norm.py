@@ -9,11 +9,12 @@ Backward: with y = γ·x̂ + β and x̂ = (x − μ)/σ over the N values of a c
 
 so that going back through a batch norm takes two sums over all pieces. The model is cut into windows of consecutive
 batch norms, as many windows as there are pieces. From the last window to the first, every piece runs forward anew with
-the known statistics and keeps only what the window needs to go backward; all pieces then go back through the window,
-from one batch norm to the one before it, and the gradients that leave it are kept for the next window.
+the known statistics, as far as the window goes, and keeps only what the window needs to go backward; all pieces then go
+back through the window, from one batch norm to the one before it; the gradients that leave it are kept for the next.
 
-So M pieces cost M more forward passes and one in lock step beside the usual forward and backward. Memory holds the
-window of all pieces, about as much as one piece whole, and the gradients at its border.
+So a step of M pieces takes the usual backward and 1 + (M + 1)/2 forward passes over the batch, the first in lock step.
+(Where gradients leave a window through a function that is written in Python, forwards run to their end: 1 + M.) Memory
+holds the window of all pieces, about as much as one piece whole, and the gradients at its border.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.sizes import BatchSizes
 from microbatch.training.batch_norm import Moments
 from microbatch.training.cuts import Call, Cut, Keep, Watch, counters_of
-from microbatch.training.going_back import GoingBack, Kept, next_number
+from microbatch.training.going_back import GoingBack, Kept, Landmarks, all_nodes, next_number
 from microbatch.training.lockstep import OutOfStep, Task, Wait, run_in_lockstep
 from microbatch.training.normalise import Loss
 from microbatch.training.one_process import Ranks
@@ -45,6 +46,10 @@ from microbatch.training.two_pass import Each, Roots
 
 _ENDED = "ended"
 _REMEDY = 'Choose batch_norm="micro_batch" or "frozen".'
+
+
+class _Enough(BaseException):
+    """Ends a forward that has made all of the graph that its window needs; no error, so nobody's to catch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,23 +183,31 @@ class ExactBatchNorm:
         """Forward of a piece, of which only the window can be gone back through; whether it has ends to begin from."""
         cuts: list[Cut] = []
         anchor = torch.zeros((), requires_grad=True)
+        keep, base = Keep(window), next_number()
+        marks = Landmarks(kept, base)
 
         def answer(number: int, call: Call) -> Tensor:
             if number >= len(self._whole):
                 raise InvalidModel("A piece goes through more batch norms the second time.", _REMEDY)
+            if number == window.stop and marks.complete:
+                raise _Enough
             cut, output = Cut.at(call, self._whole[number], anchor, kept=number in window)
             cuts.append(cut)
             keep.passed = number + 1
+            marks.see(output)
             return output
 
-        keep, base = Keep(window), next_number()
-        with keep.saved(), Watch(answer, {}):  # what is counted is put back before the next piece
-            tensors, gradients = run()
         back = GoingBack(base)
+        try:
+            with keep.saved(), Watch(answer, {}, marks.see):  # what is counted is put back before the next piece
+                tensors, gradients = run()
+        except _Enough:
+            back.resume(marks.found.values(), kept)
+            return _Way(back, cuts), False
         if window.stop == len(self._whole):
             back.start(tensors, gradients)
         else:
-            back.resume(tensors, kept)
+            back.resume(all_nodes(tensors), kept)
         return _Way(back, cuts), bool(tensors)
 
     def _back(self, ranks: Ranks, ways: list[_Way], window: range) -> None:

@@ -18,6 +18,36 @@ from torch.autograd.graph import Node
 
 from microbatch.errors import InvalidModel
 
+
+class Landmarks:
+    """Nodes of a piece's graph, noted while its forward runs.
+
+    Attributes:
+        found: by number within the piece.
+    """
+
+    def __init__(self, wanted: Iterable[int], base: int) -> None:
+        """
+        Args:
+            wanted: their numbers.
+            base: number of the first node of the forward.
+        """
+        self.found: dict[int, Node] = {}
+        self._wanted, self._base = frozenset(wanted), base
+
+    @property
+    def complete(self) -> bool:
+        return len(self.found) == len(self._wanted)
+
+    def see(self, result: Any) -> None:
+        """Note the nodes of what an operation returned."""
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, Tensor) and (node := tensor.grad_fn) is not None:
+                number = node._sequence_nr() - self._base
+                if number in self._wanted:
+                    self.found[number] = node
+
+
 Kept = dict[int, list[Tensor | None]]
 """Gradients of nodes not reached yet, by number within the piece."""
 
@@ -50,24 +80,24 @@ class GoingBack:
         for tensor, gradient in zip(tensors, gradients, strict=True):
             self.give(tensor, torch.ones_like(tensor) if gradient is None else gradient)
 
-    def resume(self, tensors: Iterable[Tensor], kept: Kept) -> None:
+    def resume(self, nodes: Iterable[Node], kept: Kept) -> None:
         """Go on where another graph of the same forward stopped.
 
         Args:
-            tensors: the ends of this graph.
+            nodes: of this graph, those that have gradients among them.
             kept: what the other kept.
 
         Raises:
             InvalidModel: the forward made other nodes this time.
         """
-        nodes = {self._number(node): node for node in _all_nodes(tensors)}
-        if missing := kept.keys() - nodes.keys():
+        found = {self._number(node): node for node in nodes}
+        if missing := kept.keys() - found.keys():
             raise InvalidModel(
                 f"A piece does not go the same way twice: {len(missing)} operations are missing the second time.",
                 "A forward that is run again must do the same; choose another batch_norm.",
             )
         for number, gradients in kept.items():
-            self._note(number, nodes[number])
+            self._note(number, found[number])
             self.kept[number] = gradients
 
     def give(self, tensor: Tensor, gradient: Tensor) -> None:
@@ -156,7 +186,7 @@ def _as_wanted(gradient: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Te
     return gradient if gradient.dtype == dtype else gradient.to(dtype)
 
 
-def _all_nodes(tensors: Iterable[Tensor]) -> Iterator[Node]:
+def all_nodes(tensors: Iterable[Tensor]) -> Iterator[Node]:
     """Every node behind some tensors but those of leaves."""
     waiting: list[Node | None] = [tensor.grad_fn for tensor in tensors]
     seen: set[Node] = set()
