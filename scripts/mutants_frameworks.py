@@ -21,8 +21,6 @@ FRAMEWORKS: tuple[Mutant, ...] = (
         ("            before.restore()", "            pass", "a trial draws no numbers"),
         ("used |= labels.ne(IGNORED).any(0)", "pass", "a label in the padding stays"),
         ("value[:, :length].contiguous()", "value[:, -length:].contiguous()", "padding is at the end"),
-        ("optimizer, step = plain_optimizer(self.optimizer), self.exact_step",
-         "optimizer, step = self.optimizer, self.exact_step", "the step has the optimizer itself"),
     ),
     *rows(
         "training/lightning_module.py",
@@ -30,8 +28,7 @@ FRAMEWORKS: tuple[Mutant, ...] = (
         ("if any(total.weight for total in done.totals.values()):", "if True:", "a batch without weight is skipped"),
         ("with precision.train_step_context():", "with nullcontext():", "pieces run in the Trainer's precision"),
         ('if name not in ("exact_step", "done", "_batch")', "", "a copy begins anew"),
-        ("if done is None or self.trainer.accumulate_grad_batches > 1:", "if done is None:", "no accumulation besides"),
-        ("batch, self._batch = self._batch, None", "batch = self._batch", "a batch is taken once"),
+        ("if done is None or self.trainer.accumulate_grad_batches > 1:", "if False:", "no accumulation besides"),
     ),
     *rows(
         "training/accelerated.py",
