@@ -64,7 +64,7 @@ def run_block(block: Block, folder: Path) -> None:
         (folder / saved[1]).write_text(block.code, encoding="utf-8")
         return
     environment = os.environ | {
-        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT / "src"),
         "MPLBACKEND": "Agg",
     }
