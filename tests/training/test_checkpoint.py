@@ -191,9 +191,12 @@ def test_a_parameter_outside_of_the_model_goes_on(tmp_path: Path) -> None:
     step.save(tmp_path)
     kept = copy.deepcopy(step.state_dict())
     step(batch_of(1))
-    for go_on in (lambda other: other.load(tmp_path), lambda other: other.load_state_dict(kept)):
+    for from_folder in (True, False):
         other, again = learning()
-        go_on(other)
+        if from_folder:
+            other.load(tmp_path)
+        else:
+            other.load_state_dict(kept)
         other(batch_of(1))
         assert again.item() == temperature.item() != 1.0
 
