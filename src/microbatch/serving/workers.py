@@ -83,22 +83,19 @@ class InProcess:
         self._spec = spec
         self._process: BaseProcess | None = None
         self._carrier: Carrier | None = None
-        self._failures = 0
+        self._failures = self._pid = 0
         self._told: Callable[[], None] = _nobody
         self.restarts = -1
         self.device = "cpu"  # memory elsewhere is the process's own, which gives it back itself
 
     @property
     def alive(self) -> bool:
-        process = self._process
-        with suppress(ValueError):  # closed by the thread that starts it again
-            return self._carrier is not None and process is not None and process.is_alive()
-        return False
+        return self._carrier is not None and not _has_ended(self._pid, os.WNOHANG)
 
     @property
     def pid(self) -> int | None:
         """Of the process, for those who watch it."""
-        return self._process.pid if self._process is not None else None
+        return self._pid or None
 
     def start(self) -> None:
         """A process that is ready.
@@ -118,14 +115,15 @@ class InProcess:
         ours, theirs = context.Pipe()
         self._process = context.Process(target=main, args=(theirs, os.getpid(), self._spec), daemon=True)
         self._process.start()
+        self._pid = self._process.pid or 0
         theirs.close()
-        carrier = Carrier(ours, self._process.pid or 0)
+        carrier = Carrier(ours, self._pid)
         ready, value = self._answer(carrier)
         if not ready:
             raise value
         self._carrier = carrier
         self._failures = 0
-        threading.Thread(target=self._wait_for_end, args=(self._process,), daemon=True).start()
+        threading.Thread(target=self._wait_for_end, args=(self._pid,), daemon=True).start()
 
     def watch(self, died: Callable[[], None]) -> None:
         """Call back each time the process ends."""
@@ -159,12 +157,11 @@ class InProcess:
         if process.is_alive():
             process.kill()
             process.join()
-        process.close()
+        with suppress(ValueError):  # another thread took its exit status and is about to note it
+            process.close()
 
-    def _wait_for_end(self, process: BaseProcess) -> None:
-        with suppress(ValueError):  # closed meanwhile
-            wait([process.sentinel])
-            process.join()  # its files close a moment before it counts as dead
+    def _wait_for_end(self, pid: int) -> None:
+        _has_ended(pid)
         self._told()
 
     def _answer(self, carrier: Carrier) -> Any:
@@ -186,6 +183,17 @@ class InProcess:
             f"The worker process ended with exit status {code} while it ran the request.",
             "Send it again; if it ends the process each time, run the function on it by hand.",
         )
+
+
+def _has_ended(pid: int, options: int = 0) -> bool:
+    """Whether a child has ended, waiting for it unless told not to; its exit status is left for who owns the process.
+
+    Two threads that both take an exit status see the process alive in turn, which `multiprocessing` does not expect.
+    """
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | options) is not None
+    except ChildProcessError:
+        return True
 
 
 def _nobody() -> None:
