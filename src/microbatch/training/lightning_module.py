@@ -91,7 +91,7 @@ class ExactSteps:
             self.log(self.loss_name, loss, prog_bar=True, batch_size=done.sizes.global_batch_size)
         return {"loss": torch.tensor(loss)}
 
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    def backward(self, loss: Tensor, *args: Any) -> None:
         """Nothing: every piece has run backward."""
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
