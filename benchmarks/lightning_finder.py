@@ -36,7 +36,7 @@ def find(loaded: Loaded, rows: int, mode: str = "power") -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pytorch_lightning as lightning  # type: ignore[import-not-found, unused-ignore]
-        from pytorch_lightning.tuner import Tuner  # type: ignore[import-not-found, unused-ignore]
+        from pytorch_lightning.tuner.tuning import Tuner  # type: ignore[import-not-found, unused-ignore]
 
         with Workload(loaded.model, loaded.args, loaded.kwargs) as work:
 

@@ -53,9 +53,7 @@ def run(folder: Path, module: str) -> dict[str, list[list[Any]]]:
 def main(folder: Path, module: str) -> None:
     torch.set_num_threads(1)
     for slow in ("torch._dynamo", "torch._inductor.config", "torch.onnx", "safetensors.torch", "numpy.random"):
-        importlib.import_module(
-            slow
-        )  # the first optimizer and checkpoint import these: once, not in each child
+        importlib.import_module(slow)  # the first optimizer and checkpoint import these: once, not in each child
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # a Linear of 3-d inputs
     groups: Mapping[str, Sequence[Phase]] = importlib.import_module(module).GROUPS

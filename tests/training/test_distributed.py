@@ -20,7 +20,7 @@ from microbatch.training.meeting import MEETING_BYTES
 ROOT = Path(__file__).parents[2]
 REPLICATED = ("gradients", "recoveries", "clipped", "unused", "skipped", "errors", "proofs", "wire")
 SHARDED = ("gradients", "recoveries", "clipped", "scaled", "skipped", "errors", "planned", "proofs", "wire")
-TABLES = {
+TABLES: dict[int, dict[str, tuple[str, ...]]] = {
     1: {"replicated": ("gradients", "skipped"), "sharded": ("gradients",)},
     2: {"replicated": REPLICATED, "sharded": SHARDED},
     3: {"replicated": ("gradients", "recoveries", "unused", "wire"), "sharded": ("wire", "gradients")},
