@@ -13,7 +13,11 @@ SERVING: tuple[Mutant, ...] = (
         ("> CLEARLY * (n + pace.owed) * pace.return_time", "> 0", "clients that are slow to return are not waited for"),
         ("* (1 - pace.gap / independent)", "", "independent requests are no burst"),
         ("view.now + seconds(max(item.cost, item.length)) <= item.deadline", "True", "what is late is not launched"),
-        ("places = places[:-1]", "break", "a batch shrinks to meet its first deadline"),
+        (
+            "places = fitting(view, max(1, min(most, len(places) - 1)))",
+            "break",
+            "a batch shrinks to meet its first deadline",
+        ),
     ),
     *_rows(
         "serving/choose.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -31,11 +32,14 @@ class Sleeps(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(256, 256), nn.Linear(256, 256)
         self.seconds = seconds
+        self.slept = math.inf  # the shortest so far: a busy machine wakes a sleeper late
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         if self.seconds:
+            start = time.perf_counter()
             time.sleep(self.seconds)
+            self.slept = min(self.slept, time.perf_counter() - start)
         result: Tensor = self.second(x)
         return result
 
@@ -49,8 +53,9 @@ def overhead(model: nn.Module, rows: int) -> float:
 
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_planted_sleep_is_measured_within_a_tenth(rows: int) -> None:
-    added = overhead(Sleeps(SLEEP), rows) - overhead(Sleeps(0), rows)
-    assert added == pytest.approx(SLEEP, rel=0.1)
+    sleeps = Sleeps(SLEEP)
+    added = overhead(sleeps, rows) - overhead(Sleeps(0), rows)
+    assert added == pytest.approx(sleeps.slept, rel=0.1)
 
 
 def test_work_is_not_overhead() -> None:

@@ -16,6 +16,7 @@ from microbatch.training.size_search import (
     Probe,
     best_size,
     first_predictions,
+    is_telling,
     largest_fitting,
     next_prediction,
     next_size,
@@ -25,12 +26,17 @@ from microbatch.training.size_search import (
 BATCH = st.integers(1, 5000)
 
 
-def search(batch_size: int, seconds_of: dict[int, float] | None, limit: int, largest: int | None) -> list[Probe]:
-    """Every pass of a search on a machine where sizes above `limit` run out of memory."""
+def search(
+    batch_size: int, seconds_of: dict[int, float] | None, limit: int, largest: int | None, *, first: float = 0.0
+) -> list[Probe]:
+    """Every pass of a search on a machine where sizes above `limit` run out of memory; the first one of each size
+    takes `first` seconds more."""
     probes: list[Probe] = []
     while (size := next_size(batch_size, probes, largest)) is not None:
-        seconds = 1e-3 + 1e-4 * size if seconds_of is None else seconds_of[size]
-        probes.append(Probe(size, seconds if size <= limit else None, counts=bool(probes)))
+        seconds = 1 + 0.1 * size if seconds_of is None else seconds_of[size]
+        seconds += first * all(probe.micro_batch_size != size for probe in probes)
+        kept = seconds if size <= limit else None
+        probes.append(Probe(size, kept, counts=is_telling(probes, size, kept)))
         assert len(probes) < 100
     return probes
 
@@ -55,6 +61,15 @@ def test_from_128_to_a_limit_of_20_without_knowing_it() -> None:
     assert [probe.micro_batch_size for probe in probes] == [8, 8, 16, 32]
     assert sum(probe.seconds is None for probe in probes) == 1
     assert best_size(128, probes) == 16
+
+
+def test_the_first_of_short_passes_at_a_size_is_not_believed() -> None:
+    """A new size's kernels take longer to prepare than a short pass to run."""
+    seconds = {size: 1e-3 + 1e-5 * size for size in range(1, 129)}
+    assert best_size(128, search(128, seconds, 128, 128, first=20e-3)) == 128
+    probes = search(128, seconds, 20, 20, first=20e-3)
+    assert [probe.micro_batch_size for probe in probes[:6]] == [8, 8, 16, 16, 19, 19] and len(probes) <= MOST_PASSES
+    assert best_size(128, probes) == 19
 
 
 def test_from_128_to_a_limit_of_20_that_the_memory_model_knows() -> None:

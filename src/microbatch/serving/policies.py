@@ -87,12 +87,11 @@ def deadline_aware(view: QueueView) -> Decision:
     if not in_time:
         coming = [item.deadline for item in waiting if item.deadline > view.now]
         return wait(min(coming, default=NEVER), "no deadline can be met")
-    decision = marginal_gain(view._replace(waiting=[waiting[p] for p in in_time], num_waiting=len(in_time)))
-    places = [in_time[place] for place in decision.launch]
-    shrunk = _in_time(view, places)
-    if len(shrunk) < len(places):
-        return launch(shrunk, LATEST)
-    return decision._replace(launch=places)
+    kept = view._replace(waiting=[waiting[p] for p in in_time], num_waiting=len(in_time))
+    decision = marginal_gain(kept)
+    places = _in_time(kept, decision.launch)
+    shrunk = decision._replace(launch=[in_time[place] for place in places])
+    return launch(shrunk.launch, LATEST) if len(places) < len(decision.launch) else shrunk
 
 
 def token_budget(view: QueueView) -> Decision:
@@ -149,13 +148,19 @@ def _latest_start(view: QueueView, places: Sequence[int]) -> float:
 
 
 def _in_time(view: QueueView, places: Sequence[int]) -> Sequence[int]:
-    """The longest start of the places that ends before the first of its deadlines."""
+    """The places, or fewer around the head of the queue, so that all end before the first of their deadlines.
+
+    Chosen anew for each number, since a part of a batch can be padded more than the whole. With t(n) = t0 + a·n not
+    more than n · left / t(n) items end in time, so that few numbers are tried.
+    """
     assert view.seconds is not None
     while len(places) > 1:
-        first = min(view.waiting[place].deadline for place in places)
-        if view.now + view.seconds(_work(view, places)) <= first:
+        left = min(view.waiting[place].deadline for place in places) - view.now
+        needed = view.seconds(_work(view, places))
+        if needed <= left:
             break
-        places = places[:-1]
+        most = int(len(places) * left / needed)
+        places = fitting(view, max(1, min(most, len(places) - 1)))
     return places
 
 

@@ -30,7 +30,7 @@ from microbatch.measure.timer import synchronize
 from microbatch.training import size_search
 from microbatch.training.memory_model import MemoryModel, largest_piece
 from microbatch.training.passes import Passes, device_of
-from microbatch.training.size_search import Probe, best_size, next_size
+from microbatch.training.size_search import Probe, best_size, is_telling, next_size
 from microbatch.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def _probes(
                 raise
             smallest = size + 1  # a batch norm needs two items
             continue
-        probes.append(Probe(size, seconds, predicted.get(size), counts=bool(probes) or seconds is None))
+        probes.append(Probe(size, seconds, predicted.get(size), counts=is_telling(probes, size, seconds)))
         if seconds is None:
             release(device_of(passes.model))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -16,7 +16,7 @@ from microbatch.errors import InvalidSettings
 from microbatch.sizes import BatchSizes
 
 
-def check_kinds(**given: object) -> None:
+def check_kinds(given: Mapping[str, object]) -> None:
     """What each argument of a step must be, by its name; None where it may be left out.
 
     Raises:

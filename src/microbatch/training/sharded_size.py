@@ -29,7 +29,7 @@ from microbatch.measure.timer import synchronize
 from microbatch.training.micro_batch_size import Choice, budget_of, reason_of, uncompiled
 from microbatch.training.passes import Passes, device_of
 from microbatch.training.sharded import Sharded
-from microbatch.training.size_search import Probe, best_size, first_predictions, next_size
+from microbatch.training.size_search import Probe, best_size, first_predictions, is_telling, next_size
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class _Search:
             piece = self._piece(size)
             said = self._together(lambda piece=piece: {"seconds": self._seconds(piece)})  # type: ignore[misc]
             seconds = None if said is None else max(one["seconds"] for one in said)
-            probes.append(Probe(size, seconds, counts=bool(probes) or seconds is None))
+            probes.append(Probe(size, seconds, counts=is_telling(probes, size, seconds)))
         return probes
 
     def _together(self, run: Callable[[], dict[str, Any] | None]) -> Said | None:

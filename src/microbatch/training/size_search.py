@@ -20,6 +20,8 @@ REPEATS = 3
 """Times that each size near the best is timed: one pass varies by several percent."""
 CLOSE = 1.05
 """Smaller sizes are tried while the smallest so far takes at most this many times the best one's time."""
+SHORT = 0.1
+"""Seconds below which the first pass at a size tells nothing: kernels and memory are prepared in it."""
 NEAR = 1.12
 """Sizes whose step takes up to this many times the best one's are near."""
 
@@ -32,7 +34,7 @@ class Probe:
         micro_batch_size: items.
         seconds: of forward and backward; None where it did not fit.
         peak_bytes: predicted or measured; None where not known.
-        counts: whether the time means anything; the first pass of all also loads kernels.
+        counts: whether the time means anything, see `is_telling`.
     """
 
     micro_batch_size: int
@@ -51,6 +53,13 @@ def sizes_of(batch_size: int, largest: int | None) -> tuple[int, ...]:
     halved = even_sizes(batch_size)
     fewest = -(-batch_size // limit)
     return tuple(sorted({size for size in halved if size <= limit} | {-(-batch_size // fewest)}))
+
+
+def is_telling(probes: Sequence[Probe], micro_batch_size: int, seconds: float | None) -> bool:
+    """Whether a pass counts: not the first of all, which also loads libraries, nor a short one that is the first of its
+    size. A failure always does."""
+    again = any(probe.micro_batch_size == micro_batch_size for probe in probes)
+    return seconds is None or again or (bool(probes) and seconds >= SHORT)
 
 
 def next_size(

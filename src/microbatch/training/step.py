@@ -138,8 +138,13 @@ class TrainStep:
             InvalidBatchSizes: a micro-batch size below 1.
             InvalidSettings: see `microbatch.training.settings.check_settings`.
         """
-        check_kinds(model=model, optimizer=optimizer, loss=loss, forward=forward, weight=weight, autocast=autocast)
-        check_kinds(scheduler=scheduler, scaler=scaler, max_norm=max_norm, memory_limit=memory_limit)
+        check_kinds(
+            {
+                "model": model, "optimizer": optimizer, "loss": loss, "forward": forward, "weight": weight,
+                "autocast": autocast, "scheduler": scheduler, "scaler": scaler, "max_norm": max_norm,
+                "memory_limit": memory_limit,
+            }
+        )  # fmt: skip
         check_settings(model, optimizer, micro_batch_size=micro_batch_size, scheduler=scheduler)
         self.model, self.optimizer, self.loss, self.scheduler, self.scaler = model, optimizer, loss, scheduler, scaler
         self.forward, self.weight, self.autocast = forward, weight, autocast
