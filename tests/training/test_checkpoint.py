@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from microbatch.batch.size_limit import SizeLimit
 from microbatch.errors import InvalidCheckpoint, InvalidSettings
 from microbatch.training.checkpoint_folder import checkpoints
 from microbatch.training.plain_values import Packer, places, unpack
-from microbatch.training.size_limit import SizeLimit
 from microbatch.training.step import TrainStep
 
 OPTIMIZERS: dict[str, Any] = {

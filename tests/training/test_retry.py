@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from microbatch.batch.size_limit import QUIET_STEPS
 from microbatch.errors import DoesNotFit
 from microbatch.training.one_process import OneProcess
 from microbatch.training.result import StepResult
-from microbatch.training.size_limit import QUIET_STEPS
 from microbatch.training.step import TrainStep
 
 ITEMS, FIRST, SECOND = 16, 8, 4

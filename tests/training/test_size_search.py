@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from microbatch.batch.size_limit import QUIET_STEPS, SizeLimit, smaller
 from microbatch.curves.micro_batches import step_seconds
-from microbatch.training.size_limit import QUIET_STEPS, SizeLimit, smaller
 from microbatch.training.size_search import (
     ITEMS_IN_BATCHES,
     MOST_PASSES,

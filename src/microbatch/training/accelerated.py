@@ -17,10 +17,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from microbatch.batch.running import Forward
 from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidSettings
 from microbatch.training.normalise import Loss
-from microbatch.training.passes import Forward
 from microbatch.training.step import TrainStep, Weight
 
 _OWN_BACKWARD = ("DEEPSPEED", "MEGATRON_LM", "XLA", "TPU")

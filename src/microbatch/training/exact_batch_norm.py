@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from microbatch.batch.running import device_of
 from microbatch.batch.subject import not_compiled
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.sizes import BatchSizes
@@ -38,7 +39,7 @@ from microbatch.training.going_back import GoingBack, Kept, Landmarks, all_nodes
 from microbatch.training.lockstep import OutOfStep, Task, Wait, run_in_lockstep
 from microbatch.training.normalise import Loss
 from microbatch.training.one_process import Ranks
-from microbatch.training.passes import Passes, device_of
+from microbatch.training.passes import Passes
 from microbatch.training.phase import BACKWARD, FORWARD, during
 from microbatch.training.running_statistics import RunningStatistics
 from microbatch.training.snapshot import RandomStates, Snapshot

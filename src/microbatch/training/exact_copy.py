@@ -16,6 +16,7 @@ from torch.optim import SGD
 from microbatch.batch.exactness import FLOOR, TOLERANCE, ExactnessReport, compare_gradients
 from microbatch.batch.independence import check_independence
 from microbatch.batch.oom import is_out_of_memory
+from microbatch.batch.running import call, device_of
 from microbatch.batch.subject import Subject, unwrapped
 from microbatch.errors import MicrobatchError, NoAnswer
 from microbatch.sizes import BatchSizes
@@ -23,7 +24,6 @@ from microbatch.training import gradients
 from microbatch.training.distributed import is_empty
 from microbatch.training.normalise import Total, added_up, loss_of
 from microbatch.training.one_process import OneProcess
-from microbatch.training.passes import call, device_of
 from microbatch.training.snapshot import Snapshot
 from microbatch.training.unsharded import unsharded
 

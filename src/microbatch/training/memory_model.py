@@ -14,11 +14,12 @@ from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.optim import Optimizer
 
 from microbatch.batch.example import map_tensors, tensors_in
+from microbatch.batch.running import call, device_of
 from microbatch.batch.split import batch_size_of, split
 from microbatch.measure.memory import Prediction, Predictor, Running
 from microbatch.measure.storages import bytes_of
 from microbatch.training import gradients
-from microbatch.training.passes import Passes, call, device_of
+from microbatch.training.passes import Passes
 from microbatch.units import format_bytes
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from microbatch.batch.oom import drop_frames, is_out_of_memory, release
-from microbatch.batch.running import uncompiled as uncompiled
+from microbatch.batch.running import device_of, uncompiled
 from microbatch.curves.codec import load_profile
 from microbatch.curves.micro_batch_choice import choose_micro_batches
 from microbatch.curves.profile import Profile
@@ -29,7 +29,7 @@ from microbatch.measure.storages import bytes_of
 from microbatch.measure.timer import synchronize
 from microbatch.training import size_search
 from microbatch.training.memory_model import MemoryModel, largest_piece
-from microbatch.training.passes import Passes, device_of
+from microbatch.training.passes import Passes
 from microbatch.training.size_search import Probe, best_size, is_telling, next_size
 from microbatch.units import format_bytes
 

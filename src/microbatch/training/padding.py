@@ -16,11 +16,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from microbatch.batch.exactness import FLOOR, TOLERANCE
 from microbatch.batch.lengths import trimmed
 from microbatch.batch.oom import drop_frames, is_out_of_memory
+from microbatch.batch.running import device_of
 from microbatch.batch.split import take, to_device
 from microbatch.batch.token_budget import TokenBudget, longest_first
 from microbatch.training.normalise import Pair
 from microbatch.training.one_process import Ranks
-from microbatch.training.passes import Passes, device_of
+from microbatch.training.passes import Passes
 
 logger = logging.getLogger(__name__)
 

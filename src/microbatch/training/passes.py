@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from microbatch.batch.running import Forward as Forward
-from microbatch.batch.running import call as call
-from microbatch.batch.running import device_of as device_of
+from microbatch.batch.running import Forward, call, device_of
 from microbatch.batch.split import split, to_device
 from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidModel

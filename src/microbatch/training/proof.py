@@ -23,12 +23,12 @@ from torch import Tensor
 from microbatch.batch.exactness import TOLERANCE, Culprit, ExactnessReport, compare_gradients
 from microbatch.batch.oom import drop_frames, is_out_of_memory
 from microbatch.batch.quiet import Quiet, seeded
+from microbatch.batch.running import device_of
 from microbatch.batch.subject import not_compiled
 from microbatch.errors import InvalidBatch, NoAnswer
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
 from microbatch.training.exact_copy import Gradients, Local, named_gradients, on_a_copy, over_ranks
-from microbatch.training.passes import device_of
 from microbatch.training.snapshot import Snapshot
 
 if TYPE_CHECKING:

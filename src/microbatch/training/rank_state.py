@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from microbatch.batch.running import device_of
+from microbatch.batch.size_limit import SizeLimit
 from microbatch.training.micro_batch_size import Choice
-from microbatch.training.passes import device_of
 from microbatch.training.plain_values import Packer, unpack
-from microbatch.training.size_limit import SizeLimit
 from microbatch.training.snapshot import random_state, set_random_state
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from microbatch.batch.oom import drop_frames, out_of_memory_rule, release
+from microbatch.batch.size_limit import Ladder, SizeLimit
 from microbatch.errors import DoesNotFit
 from microbatch.training.phase import OPTIMIZER, during
 from microbatch.training.result import Attempt
 from microbatch.training.retry import OUT_OF_MEMORY, first_line, grown_back, run_with_retry
 from microbatch.training.safeguard import Safeguard, versions_of
-from microbatch.training.size_limit import Ladder, SizeLimit
 
 logger = logging.getLogger(__name__)
 

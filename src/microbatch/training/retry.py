@@ -14,10 +14,10 @@ from typing import TypeVar
 import torch
 
 from microbatch.batch.oom import drop_frames, out_of_memory_rule, release
+from microbatch.batch.size_limit import Ladder
 from microbatch.errors import DoesNotFit, MicrobatchError, RankOutOfMemory
 from microbatch.training.phase import OPTIMIZER, phase_of
 from microbatch.training.result import Attempt
-from microbatch.training.size_limit import Ladder
 
 logger = logging.getLogger(__name__)
 

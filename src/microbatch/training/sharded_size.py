@@ -22,12 +22,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from microbatch.batch.oom import drop_frames, release
+from microbatch.batch.running import device_of, uncompiled
 from microbatch.errors import RankOutOfMemory
 from microbatch.measure.memory import MARGIN, measure_peak_bytes
 from microbatch.measure.storages import bytes_of
 from microbatch.measure.timer import synchronize
-from microbatch.training.micro_batch_size import Choice, budget_of, reason_of, uncompiled
-from microbatch.training.passes import Passes, device_of
+from microbatch.training.micro_batch_size import Choice, budget_of, reason_of
+from microbatch.training.passes import Passes
 from microbatch.training.sharded import Sharded
 from microbatch.training.size_search import Probe, best_size, first_predictions, is_telling, next_size
 

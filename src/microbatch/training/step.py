@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from microbatch.batch.exactness import ExactnessReport
 from microbatch.batch.lengths import is_list, lengths_of
+from microbatch.batch.running import Forward, device_of
 from microbatch.batch.split import batch_size_of, is_list_of_samples
 from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidModel
@@ -37,7 +38,7 @@ from microbatch.training.normalise import (
     number_of,
 )
 from microbatch.training.padding import can_show, trimming_is_exact
-from microbatch.training.passes import Forward, Passes, device_of
+from microbatch.training.passes import Passes
 from microbatch.training.phase import REDUCTION, during
 from microbatch.training.piece_norms import PieceNorms
 from microbatch.training.proof import prove

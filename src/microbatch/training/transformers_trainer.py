@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import Trainer
 
+from microbatch.batch.running import call
 from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidSettings
 from microbatch.training.accelerated import check_accelerator, plain_optimizer
 from microbatch.training.mean_loss import IGNORED, Reading, read
 from microbatch.training.normalise import Loss, loss_of
-from microbatch.training.passes import call
 from microbatch.training.snapshot import Snapshot
 from microbatch.training.step import Accumulated, TrainStep
 
