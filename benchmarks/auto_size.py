@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from microbatch.training.size_search import sizes_of
+from microbatch.training.memory.size_search import sizes_of
 from microbatch.training.step import TrainStep
 
 ITEMS, ROUNDS = 128, 7

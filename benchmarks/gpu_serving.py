@@ -16,7 +16,7 @@ def serving(device: str, *, tiny: bool) -> dict[str, Any]:
     import torch
     from torch import Tensor, nn
 
-    from microbatch.serving.batcher import DynamicBatcher
+    from microbatch.serving.engine.batcher import DynamicBatcher
 
     torch.manual_seed(0)
     width = 32 if tiny else 1024

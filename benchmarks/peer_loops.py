@@ -90,7 +90,7 @@ def accelerate_finder_keeping(run: Run) -> None:
 def accelerate_exact(run: Run, size: int | str | None = None) -> None:
     from accelerate import Accelerator  # type: ignore[import-untyped, unused-ignore]
 
-    from microbatch.training.accelerated import train_step
+    from microbatch.training.integrations.accelerated import train_step
 
     accelerator = Accelerator(cpu=True)
     model, optimizer, batches = accelerator.prepare(run.model, run.optimizer, loader(run, run.rows * run.pieces))
@@ -126,7 +126,7 @@ def trainer_told(run: Run) -> None:
 
 
 def trainer_exact(run: Run, size: int | str | None = None) -> None:
-    from microbatch.training.transformers_trainer import ExactTrainer
+    from microbatch.training.integrations.transformers_trainer import ExactTrainer
 
     _trained(run, run.rows, run.pieces, kind=ExactTrainer, micro_batch_size=size or run.rows)
 
@@ -175,7 +175,7 @@ def lightning(run: Run, **settings: Any) -> None:
 def lightning_exact(run: Run, size: int | str | None = None) -> None:
     import pytorch_lightning
 
-    from microbatch.training.lightning_module import ExactSteps
+    from microbatch.training.integrations.lightning_module import ExactSteps
 
     class Module(ExactSteps, pytorch_lightning.LightningModule):
         micro_batch_size = size or run.rows

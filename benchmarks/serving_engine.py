@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from microbatch.serving.batcher import DynamicBatcher
-from microbatch.serving.traffic import poisson
+from microbatch.serving.decisions.traffic import poisson
+from microbatch.serving.engine.batcher import DynamicBatcher
 
 Ask = Callable[[Tensor], Awaitable[Any]]
 LOADS: dict[str, tuple[str, float]] = {

@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 
 from microbatch.errors import DeadlineExceeded, Overloaded, WorkerDied
-from microbatch.serving.batcher import DynamicBatcher
-from microbatch.serving.dry_run import dry_run
-from microbatch.serving.latency import Latency
-from microbatch.serving.limits import Wishes
-from microbatch.serving.traffic import poisson
-from microbatch.serving.workers import InProcess
+from microbatch.serving.decisions.dry_run import dry_run
+from microbatch.serving.decisions.latency import Latency
+from microbatch.serving.decisions.limits import Wishes
+from microbatch.serving.decisions.traffic import poisson
+from microbatch.serving.engine.batcher import DynamicBatcher
+from microbatch.serving.engine.workers import InProcess
 
 Found = dict[str, Any]
 
@@ -165,7 +165,7 @@ async def simulation(requests: int) -> Found:
 
 def simulated(engine: DynamicBatcher, rate: float) -> Found:
     """On the table as it stands, with the times of batches varying as those of the last launches did."""
-    from microbatch.serving.simulate import simulate
+    from microbatch.serving.decisions.simulate import simulate
 
     metrics, service = engine.metrics(), engine._service
     assert service is not None

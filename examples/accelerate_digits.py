@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from microbatch.training.accelerated import train_step
+from microbatch.training.integrations.accelerated import train_step
 
 digits = load_digits()
 data = TensorDataset(torch.tensor(digits.data / 16), torch.tensor(digits.target))

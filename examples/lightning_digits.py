@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from microbatch.training.lightning_module import ExactSteps
+from microbatch.training.integrations.lightning_module import ExactSteps
 
 digits = load_digits()
 data = TensorDataset(torch.tensor(digits.data / 16), torch.tensor(digits.target))

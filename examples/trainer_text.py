@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForTokenClassification, Trainer, TrainingArguments, set_seed
 
-from microbatch.training.transformers_trainer import ExactTrainer
+from microbatch.training.integrations.transformers_trainer import ExactTrainer
 
 texts = [text.encode("ascii", "replace")[:256] for topic in topics.values() for text in topic.split("\n\n")[:8] if text]
 config = BertConfig(

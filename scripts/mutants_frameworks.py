@@ -7,7 +7,7 @@ from scripts.mutant import rows_of as rows
 
 FRAMEWORKS: tuple[Mutant, ...] = (
     *rows(
-        "training/mean_loss.py",
+        "training/integrations/mean_loss.py",
         "training/test_transformers_trainer.py",
         ("(number if self.is_sum else number * weight)", "number", "a mean times its weight is a sum"),
         ("if math.isclose(once, 2 * halved, rel_tol=tolerance):", "if False:", "what divides as told gives sums"),
@@ -15,7 +15,7 @@ FRAMEWORKS: tuple[Mutant, ...] = (
         ("rows in ([fewest], [most], [fewest, most])", "rows in ([0], [1], [0, 1])", "unlike items are tried"),
     ),
     *rows(
-        "training/transformers_trainer.py",
+        "training/integrations/transformers_trainer.py",
         "training/test_transformers_trainer.py",
         ("changed.per_device_train_batch_size *= args.gradient_accumulation_steps", "pass", "the batch keeps its size"),
         ("            before.restore()", "            pass", "a trial draws no numbers"),
@@ -23,7 +23,7 @@ FRAMEWORKS: tuple[Mutant, ...] = (
         ("value[:, :length].contiguous()", "value[:, -length:].contiguous()", "padding is at the end"),
     ),
     *rows(
-        "training/lightning_module.py",
+        "training/integrations/lightning_module.py",
         "training/test_lightning_module.py",
         ("if any(total.weight for total in done.totals.values()):", "if True:", "a batch without weight is skipped"),
         ("with precision.train_step_context():", "with nullcontext():", "pieces run in the Trainer's precision"),
@@ -31,7 +31,7 @@ FRAMEWORKS: tuple[Mutant, ...] = (
         ("if done is None or self.trainer.accumulate_grad_batches > 1:", "if False:", "no accumulation besides"),
     ),
     *rows(
-        "training/accelerated.py",
+        "training/integrations/accelerated.py",
         "training/test_accelerated.py",
         ("if kind in _OWN_BACKWARD:", "if False:", "engines with a backward of their own are refused"),
         ("if steps > 1:", "if False:", "no accumulation besides"),

@@ -41,14 +41,14 @@ OFFLINE: tuple[Mutant, ...] = (
         ("if tokens > longest else None", "if tokens > 1 else None", "one item alone ends the retries"),
     ),
     *rows(
-        "serving/growing.py",
+        "serving/offline/growing.py",
         "serving/test_growing.py",
         ("(failed is None or trial.size < failed)", "True", "a size that ran out of memory is given up"),
         ("if not failed and beyond < BEYOND", "if beyond < BEYOND", "no second failure while growing"),
         ("counts and _runs(trials, latest.size) < RUNS", "counts and False", "each size runs twice"),
     ),
     *rows(
-        "serving/joining.py",
+        "serving/offline/joining.py",
         "serving/test_offline.py",
         ("elif len(leaf) != count:", "elif False:", "an entry for each item"),
         (
@@ -58,7 +58,7 @@ OFFLINE: tuple[Mutant, ...] = (
         ),
     ),
     *rows(
-        "serving/work.py",
+        "serving/offline/work.py",
         "serving/test_offline.py",
         ("order.sort(key=lambda place: -lengths[place])", "pass", "items are sorted by length"),
         (
@@ -69,7 +69,7 @@ OFFLINE: tuple[Mutant, ...] = (
         ("where = _together([queue.block.start + place", "where = _together([place", "windows follow each other"),
     ),
     *rows(
-        "serving/placing.py",
+        "serving/offline/placing.py",
         "serving/test_offline.py",
         ("            module.training = training", "            pass", "the model's modes are put back"),
         ("        model.eval()", "        pass", "evaluation mode"),

@@ -7,7 +7,7 @@ from scripts.mutant import rows_of as _rows
 
 SERVING: tuple[Mutant, ...] = (
     *_rows(
-        "serving/policies.py",
+        "serving/decisions/policies.py",
         "serving/test_policies.py",
         ("min(until, view.oldest + view.max_queue_delay)", "until", "no item waits beyond the delay that was set"),
         ("> CLEARLY * (n + pace.owed) * pace.return_time", "> 0", "clients that are slow to return are not waited for"),
@@ -20,26 +20,26 @@ SERVING: tuple[Mutant, ...] = (
         ),
     ),
     *_rows(
-        "serving/choose.py",
+        "serving/decisions/choose.py",
         "serving/test_policies.py",
         ("padded > MOST_PADDED * real", "False", "padded work is bounded"),
         ("low = min(head, high - best)", "low = head", "the largest run of lengths is found"),
         ("if item.key == head.key", "", "keys share no batch"),
     ),
     *_rows(
-        "serving/queue.py",
+        "serving/decisions/queue.py",
         "serving/test_policies.py",
         ("due - HEAD_START * facts.priority", "due", "priorities go first"),
         ("min(facts.deadline, facts.arrived + PATIENCE)", "facts.deadline", "nothing waits for ever"),
     ),
     *_rows(
-        "serving/arrivals.py",
+        "serving/decisions/arrivals.py",
         "serving/test_arrivals.py",
         ("self._owed = max(0, self._owed - len(times))", "pass", "who came back is owed no more"),
         ("if now > self._answered_at + 2 * self._return:", "if False:", "who left is forgotten"),
     ),
     *_rows(
-        "serving/latency.py",
+        "serving/decisions/latency.py",
         "serving/test_latency.py",
         ("if together <= least:", "if False:", "batches stop below a cliff"),
         ("1 / OUTLIER), OUTLIER)", "1 / OUTLIER), 1e9)", "one interrupted launch changes little"),
@@ -50,20 +50,20 @@ SERVING: tuple[Mutant, ...] = (
         ),
     ),
     *_rows(
-        "serving/limits.py",
+        "serving/decisions/limits.py",
         "serving/test_latency.py",
         ("if delay >= target:", "if False:", "a delay beyond the target is a contradiction"),
         ("(wishes.max_queue_delay or 0.0)) / TURNS", "(wishes.max_queue_delay or 0.0))", "a batch may be ahead"),
         ("if latency.gain() >= HELPS else latency.curve()[0][0]", "", "what cannot be helped is not batched"),
     ),
     *_rows(
-        "serving/simulate.py",
+        "serving/decisions/simulate.py",
         "serving/test_simulate.py",
         ("room = self._most - len(self)", "room = 10**9", "the simulated queue is bounded"),
         ("* next(ratios)", "", "the time of a batch varies"),
     ),
     *_rows(
-        "serving/isolate.py",
+        "serving/decisions/isolate.py",
         "serving/test_isolate.py",
         ("return [batch[:half], batch[half:]]", "return [[entry] for entry in batch]", "halves, not one by one"),
         ("if not entry.settled]\n        if len(batch)", "]\n        if len(batch)", "who is settled is left out"),
@@ -73,7 +73,7 @@ SERVING: tuple[Mutant, ...] = (
         ("entry.retried = True", "pass", "a killer is tried once more only"),
     ),
     *_rows(
-        "serving/service.py",
+        "serving/engine/service.py",
         "serving/test_batcher.py",
         ("if self._queue.room < count:", "if False:", "the bound of the queue is exact"),
         ("                    self._queue.remove(entry)\n", "", "cancelled work never runs"),
@@ -81,12 +81,12 @@ SERVING: tuple[Mutant, ...] = (
         ("            self._draining = True", "            pass", "draining refuses what comes"),
     ),
     *_rows(
-        "serving/carrier.py",
+        "serving/engine/carrier.py",
         "serving/test_processes.py",
         ("bytearray(other[start : start + size])", "bytearray(other[:size])", "each tensor has its own place"),
     ),
     *_rows(
-        "serving/workers.py",
+        "serving/engine/workers.py",
         "serving/test_processes.py",
         (
             "if self.alive:\n            return\n        self.stop()",
@@ -95,17 +95,17 @@ SERVING: tuple[Mutant, ...] = (
         ),
     ),
     *_rows(
-        "serving/module_runner.py",
+        "serving/engine/module_runner.py",
         "serving/test_modules.py",
         (".to(device).eval()", ".to(device)", "a served copy is in evaluation mode"),
     ),
     *_rows(
-        "serving/same_answer.py",
+        "serving/engine/same_answer.py",
         "serving/test_modules.py",
         ("exact=largest <= tolerance,", "exact=True,", "answers alone and in a batch agree"),
     ),
     *_rows(
-        "serving/fast_linear.py",
+        "serving/engine/fast_linear.py",
         "serving/test_modules.py",
         ("type(layer) is not nn.Linear", "not isinstance(layer, nn.Linear)", "only plain layers are packed"),
         (

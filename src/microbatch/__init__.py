@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from microbatch.profiling.predict import predict
     from microbatch.profiling.sweep import profile
     from microbatch.reporting.save import save, show
-    from microbatch.serving.batcher import DynamicBatcher
-    from microbatch.serving.decorate import batched
-    from microbatch.serving.map_report import MapReport
-    from microbatch.serving.offline import imap, map
+    from microbatch.serving.engine.batcher import DynamicBatcher
+    from microbatch.serving.engine.decorate import batched
+    from microbatch.serving.offline.map_report import MapReport
+    from microbatch.serving.offline.mapping import imap, map
     from microbatch.sizes import BatchSizes
-    from microbatch.training.joint import JointTerm
+    from microbatch.training.checkpoints.samples import GlobalBatches, none_where_empty
+    from microbatch.training.joint.terms import JointTerm
     from microbatch.training.result import StepResult
-    from microbatch.training.samples import GlobalBatches, none_where_empty
     from microbatch.training.step import TrainStep
 
 __version__ = "0.1.0"
@@ -127,10 +127,10 @@ _HOMES = {
     "DeviceSpec": "microbatch.hardware.device_spec",
     "DoesNotFit": "microbatch.errors",
     "Draining": "microbatch.errors",
-    "DynamicBatcher": "microbatch.serving.batcher",
+    "DynamicBatcher": "microbatch.serving.engine.batcher",
     "ExactnessReport": "microbatch.batch.exactness",
     "Explanation": "microbatch.curves.explanation",
-    "GlobalBatches": "microbatch.training.samples",
+    "GlobalBatches": "microbatch.training.checkpoints.samples",
     "ImplausibleResult": "microbatch.errors",
     "InvalidBatch": "microbatch.errors",
     "InvalidBatchSizes": "microbatch.errors",
@@ -144,8 +144,8 @@ _HOMES = {
     "InvalidQuantity": "microbatch.errors",
     "InvalidSchedule": "microbatch.errors",
     "InvalidSettings": "microbatch.errors",
-    "JointTerm": "microbatch.training.joint",
-    "MapReport": "microbatch.serving.map_report",
+    "JointTerm": "microbatch.training.joint.terms",
+    "MapReport": "microbatch.serving.offline.map_report",
     "MicrobatchError": "microbatch.errors",
     "ModelFailed": "microbatch.errors",
     "NoAnswer": "microbatch.errors",
@@ -163,13 +163,13 @@ _HOMES = {
     "TrainStep": "microbatch.training.step",
     "UserError": "microbatch.errors",
     "WorkerDied": "microbatch.errors",
-    "batched": "microbatch.serving.decorate",
+    "batched": "microbatch.serving.engine.decorate",
     "check_independence": "microbatch.batch.independence",
     "compare": "microbatch.profiling.compare",
     "explain": "microbatch.profiling.explain",
-    "imap": "microbatch.serving.offline",
-    "map": "microbatch.serving.offline",
-    "none_where_empty": "microbatch.training.samples",
+    "imap": "microbatch.serving.offline.mapping",
+    "map": "microbatch.serving.offline.mapping",
+    "none_where_empty": "microbatch.training.checkpoints.samples",
     "predict": "microbatch.profiling.predict",
     "profile": "microbatch.profiling.sweep",
     "save": "microbatch.reporting.save",

@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from microbatch.serving.offline import map as map_
+from microbatch.serving.offline.mapping import map as map_
 from tests.training.capped import MODELS, cap
 
 ITEMS = 256

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from microbatch.serving.batcher import DynamicBatcher
+from microbatch.serving.engine.batcher import DynamicBatcher
 from tests.serving.functions import double
 
 LONG = 30.0

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from microbatch.serving.arrivals import Arrivals
-from microbatch.serving.view import NEVER
+from microbatch.serving.decisions.arrivals import Arrivals
+from microbatch.serving.decisions.view import NEVER
 
 
 def test_nothing_is_known_before_two_arrivals() -> None:

@@ -18,7 +18,7 @@ from microbatch.errors import (
     Overloaded,
     RequestTooLarge,
 )
-from microbatch.serving.batcher import DynamicBatcher
+from microbatch.serving.engine.batcher import DynamicBatcher
 from tests.serving.engines import LONG, Held, serving, until
 from tests.serving.functions import double, poisoned
 from tests.serving.views import profile_of

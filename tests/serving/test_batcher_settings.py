@@ -12,9 +12,9 @@ import pytest
 
 import microbatch
 from microbatch.errors import InvalidOutput, InvalidSettings, ModelFailed, RequestTooLarge
-from microbatch.serving.batcher import DynamicBatcher
-from microbatch.serving.policies import POLICIES
-from microbatch.serving.view import Decision, QueueView, wait
+from microbatch.serving.decisions.policies import POLICIES
+from microbatch.serving.decisions.view import Decision, QueueView, wait
+from microbatch.serving.engine.batcher import DynamicBatcher
 from tests.serving.engines import LONG, Held, serving, until
 from tests.serving.functions import double, poisoned
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from microbatch.serving.growing import FIRST_ITEMS, Trial, best_size, next_size, rates_of
+from microbatch.serving.offline.growing import FIRST_ITEMS, Trial, best_size, next_size, rates_of
 
 Seconds = Callable[[int], float]
 
@@ -109,7 +109,7 @@ def test_no_piece_is_tried_that_is_smaller_than_its_longest_item() -> None:
 
 
 def test_few_items_start_small() -> None:
-    from microbatch.serving.sizing import Sizing
+    from microbatch.serving.offline.sizing import Sizing
 
     sizes = {}
     for items in (1, 16, 100, 10_000, None):

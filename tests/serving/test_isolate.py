@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microbatch.errors import InvalidOutput, ModelFailed, WorkerDied
-from microbatch.serving.isolate import RAISE_AFTER, SizeLimit, check_count, run_isolated
-from microbatch.serving.out_of_memory import ran_out
-from microbatch.serving.queue import Entry, Reply
-from microbatch.serving.view import Waiting
+from microbatch.serving.decisions.isolate import RAISE_AFTER, SizeLimit, check_count, run_isolated
+from microbatch.serving.decisions.queue import Entry, Reply
+from microbatch.serving.decisions.view import Waiting
+from microbatch.serving.engine.out_of_memory import ran_out
 
 
 class Batch:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microbatch.errors import InvalidProfile, InvalidSettings
-from microbatch.serving.latency import Latency, latency_of, measured_latency, row_of
-from microbatch.serving.limits import UNMEASURED, Wishes, settle
-from microbatch.serving.policies import POLICIES
+from microbatch.serving.decisions.latency import Latency, latency_of, measured_latency, row_of
+from microbatch.serving.decisions.limits import UNMEASURED, Wishes, settle
+from microbatch.serving.decisions.policies import POLICIES
 from tests.serving.views import CLIFF, COMPUTE_BOUND, MEMORY_BOUND, profile_of
 
 

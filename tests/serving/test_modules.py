@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from microbatch.errors import InvalidBatch, InvalidModel, InvalidOutput
-from microbatch.serving import fast_linear
-from microbatch.serving.batcher import DynamicBatcher
-from microbatch.serving.fast_linear import PackedLinear, with_fast_linear
-from microbatch.serving.module_runner import ModuleRunner, rows_of, serving_copy
-from microbatch.serving.padded import Padded, without_padding
-from microbatch.serving.same_answer import difference
+from microbatch.serving.engine import fast_linear
+from microbatch.serving.engine.batcher import DynamicBatcher
+from microbatch.serving.engine.fast_linear import PackedLinear, with_fast_linear
+from microbatch.serving.engine.module_runner import ModuleRunner, rows_of, serving_copy
+from microbatch.serving.engine.padded import Padded, without_padding
+from microbatch.serving.engine.same_answer import difference
 
 
 def mlp(width: int = 16) -> nn.Module:

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import microbatch
 from microbatch.batch.token_budget import TokenBudget
-from microbatch.serving.offline import imap
-from microbatch.serving.offline import map as map_
+from microbatch.serving.offline.mapping import imap
+from microbatch.serving.offline.mapping import map as map_
 from tests.serving.jobs import (
     LONGEST,
     WIDTH,

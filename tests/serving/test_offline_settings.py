@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import microbatch
 from microbatch.batch.token_budget import TokenBudget
-from microbatch.serving.map_report import MapReport
-from microbatch.serving.offline import imap
-from microbatch.serving.offline import map as map_
+from microbatch.serving.offline.map_report import MapReport
+from microbatch.serving.offline.mapping import imap
+from microbatch.serving.offline.mapping import map as map_
 from tests.serving.jobs import (
     LONGEST,
     WIDTH,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from microbatch.serving import policies
-from microbatch.serving.choose import MOST_PADDED, fitting, work_of
-from microbatch.serving.policies import POLICIES
-from microbatch.serving.queue import HEAD_START, Entry, Reply, RequestQueue
-from microbatch.serving.simulate import simulate
-from microbatch.serving.traffic import bursts, poisson
-from microbatch.serving.view import NEVER, Pace, Waiting
+from microbatch.serving.decisions import policies
+from microbatch.serving.decisions.choose import MOST_PADDED, fitting, work_of
+from microbatch.serving.decisions.policies import POLICIES
+from microbatch.serving.decisions.queue import HEAD_START, Entry, Reply, RequestQueue
+from microbatch.serving.decisions.simulate import simulate
+from microbatch.serving.decisions.traffic import bursts, poisson
+from microbatch.serving.decisions.view import NEVER, Pace, Waiting
 from tests.serving.views import CLIFF, MEMORY_BOUND, limits_of, view_of
 
 NAMES = sorted(POLICIES)

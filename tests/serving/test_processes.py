@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from microbatch.errors import DeadlineExceeded, InvalidSettings, ModelFailed, WorkerDied
-from microbatch.serving.batcher import DynamicBatcher
-from microbatch.serving.carrier import Carrier
-from microbatch.serving.worker_process import portable
-from microbatch.serving.workers import InProcess, spec_of
+from microbatch.serving.engine.batcher import DynamicBatcher
+from microbatch.serving.engine.carrier import Carrier
+from microbatch.serving.engine.worker_process import portable
+from microbatch.serving.engine.workers import InProcess, spec_of
 from tests.serving import functions
 
 LONG = 60.0

@@ -12,13 +12,13 @@ import pytest
 
 import microbatch
 from microbatch.errors import InvalidSettings
-from microbatch.serving.dry_run import dry_run, spread_of
-from microbatch.serving.latency import Latency
-from microbatch.serving.limits import Wishes, settle
-from microbatch.serving.policies import POLICIES
-from microbatch.serving.simulate import simulate, simulate_clients
-from microbatch.serving.traffic import TRAFFIC, bursts, from_trace, poisson, uniform
-from microbatch.serving.view import QueueView, Waiting, wait
+from microbatch.serving.decisions.dry_run import dry_run, spread_of
+from microbatch.serving.decisions.latency import Latency
+from microbatch.serving.decisions.limits import Wishes, settle
+from microbatch.serving.decisions.policies import POLICIES
+from microbatch.serving.decisions.simulate import simulate, simulate_clients
+from microbatch.serving.decisions.traffic import TRAFFIC, bursts, from_trace, poisson, uniform
+from microbatch.serving.decisions.view import QueueView, Waiting, wait
 from tests.serving.views import COMPUTE_BOUND, MEMORY_BOUND, limits_of, profile_of
 
 T1, T8, T32 = (MEMORY_BOUND.seconds(size) for size in (1, 8, 32))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from microbatch.curves.profile import Point, Profile
-from microbatch.serving.latency import Latency
-from microbatch.serving.limits import Limits, Wishes, settle
-from microbatch.serving.policies import POLICIES
-from microbatch.serving.view import Pace, QueueView, Waiting
+from microbatch.serving.decisions.latency import Latency
+from microbatch.serving.decisions.limits import Limits, Wishes, settle
+from microbatch.serving.decisions.policies import POLICIES
+from microbatch.serving.decisions.view import Pace, QueueView, Waiting
 
 MEMORY_BOUND = Latency({size: 3e-3 + 0.1e-3 * size for size in (1, 2, 4, 8, 16, 32, 64)})
 """A batch costs 3 ms, and 0.1 ms for each item."""

@@ -40,7 +40,7 @@ SIZE = 3 + int(os.environ.get("RANK", "0"))
 def under_accelerate(model: Returning) -> None:
     from accelerate import Accelerator  # type: ignore[import-untyped, unused-ignore]
 
-    from microbatch.training.accelerated import train_step
+    from microbatch.training.integrations.accelerated import train_step
 
     accelerator = Accelerator(cpu=True)
     wrapped, optimizer, batches = accelerator.prepare(model, SGD(model.parameters(), lr=LR), loader(HALF))
@@ -52,7 +52,7 @@ def under_accelerate(model: Returning) -> None:
 def under_trainer(model: Returning) -> None:
     from transformers import TrainingArguments
 
-    from microbatch.training.transformers_trainer import ExactTrainer
+    from microbatch.training.integrations.transformers_trainer import ExactTrainer
 
     optimizer = SGD(model.parameters(), lr=LR)
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def under_trainer(model: Returning) -> None:
 def under_lightning(model: Returning) -> None:
     from pytorch_lightning import LightningModule, Trainer
 
-    from microbatch.training.lightning_module import ExactSteps
+    from microbatch.training.integrations.lightning_module import ExactSteps
 
     class Module(ExactSteps, LightningModule):
         micro_batch_size = SIZE

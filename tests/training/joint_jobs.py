@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from microbatch.training.joint import JointTerm
+from microbatch.training.joint.terms import JointTerm
 
 ITEMS, WIDTH, EXPERTS, TOKENS = 13, 6, 4, 5
 

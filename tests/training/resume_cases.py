@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from microbatch.training.checkpoint_folder import checkpoints
-from microbatch.training.samples import GlobalBatches
+from microbatch.training.checkpoints.folder import checkpoints
+from microbatch.training.checkpoints.samples import GlobalBatches
 from microbatch.training.step import TrainStep
 from tests.reference.training_step import full_batch_step
 from tests.training.jobs import Tagger, by_token, forward, sequences

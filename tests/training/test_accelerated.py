@@ -11,7 +11,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from microbatch.errors import InvalidSettings
-from microbatch.training import accelerated
+from microbatch.training.integrations import accelerated
 from tests.training.jobs import difference
 from tests.training.taggers import (
     LR,

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.measure.storages import LiveStorages
-from microbatch.training.exact_batch_norm import windows
+from microbatch.training.joint.exact_batch_norm import windows
 from microbatch.training.step import TrainStep
 from tests.reference.training_step import full_batch_step
 from tests.training.batch_norm_jobs import ITEMS, MODELS, by_sample, made, rows, some_samples

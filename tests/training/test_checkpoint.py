@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from microbatch.batch.size_limit import SizeLimit
 from microbatch.errors import InvalidCheckpoint, InvalidSettings
-from microbatch.training.checkpoint_folder import checkpoints
-from microbatch.training.plain_values import Packer, places, unpack
+from microbatch.training.checkpoints.folder import checkpoints
+from microbatch.training.checkpoints.plain_values import Packer, places, unpack
 from microbatch.training.step import TrainStep
 
 OPTIMIZERS: dict[str, Any] = {

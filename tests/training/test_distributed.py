@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from microbatch.training.meeting import MEETING_BYTES
-from microbatch.training.size_search import ITEMS_IN_BATCHES, MOST_PASSES
+from microbatch.training.memory.size_search import ITEMS_IN_BATCHES, MOST_PASSES
+from microbatch.training.ranks.meeting import MEETING_BYTES
 
 ROOT = Path(__file__).parents[2]
 REPLICATED = ("gradients", "recoveries", "clipped", "unused", "skipped", "errors", "proofs", "wire")

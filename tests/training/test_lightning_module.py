@@ -15,7 +15,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from microbatch.errors import InvalidSettings
-from microbatch.training.lightning_module import ExactSteps
+from microbatch.training.integrations.lightning_module import ExactSteps
 from tests.training.jobs import difference
 from tests.training.taggers import (
     LR,

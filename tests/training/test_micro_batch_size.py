@@ -19,8 +19,8 @@ from microbatch.curves.profile import MemoryCurve, Point, Profile
 from microbatch.errors import DoesNotFit, InvalidProfile
 from microbatch.measure.memory import measure_peak_bytes
 from microbatch.measure.storages import bytes_of
-from microbatch.training.memory_model import MemoryModel, largest_piece
-from microbatch.training.micro_batch_size import from_profile
+from microbatch.training.memory.memory_model import MemoryModel, largest_piece
+from microbatch.training.memory.micro_batch_size import from_profile
 from microbatch.training.step import TrainStep
 
 WIDTH, ITEMS = 64, 128
@@ -75,7 +75,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, calls: list[int], seconds: Callable[[int], float]) -> None:
         self.calls, self.seconds = calls, seconds
-        monkeypatch.setattr("microbatch.training.micro_batch_size.time.perf_counter", self.now)
+        monkeypatch.setattr("microbatch.training.memory.micro_batch_size.time.perf_counter", self.now)
 
     def now(self) -> float:
         return sum(self.seconds(size) for size in self.calls)
@@ -150,7 +150,7 @@ def test_memory_limit_decides() -> None:
 @pytest.mark.parametrize("size", [1, 4, 16, 64])
 def test_predicted_peaks_are_those_of_a_real_step(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, backward beside the gradients of earlier pieces, and the update of the second step."""
-    monkeypatch.setattr("microbatch.training.safeguard.SMALL", 0)  # copies of small weights are not counted
+    monkeypatch.setattr("microbatch.training.memory.safeguard.SMALL", 0)  # copies of small weights are not counted
     model = Network([], norm=size > 1)  # batch norm needs two items
     step = made(model, micro_batch_size=size)
     x, y = batch(2 * size)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from microbatch.batch.size_limit import QUIET_STEPS
 from microbatch.errors import DoesNotFit
-from microbatch.training.one_process import OneProcess
+from microbatch.training.ranks.one_process import OneProcess
 from microbatch.training.result import StepResult
 from microbatch.training.step import TrainStep
 
@@ -183,7 +183,7 @@ def test_an_update_that_failed_half_way_is_made_again(
     when: str, steps: int, optimizer: str, copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In place: from its start where copies were kept, which the first update always has, else from where it was."""
-    monkeypatch.setattr("microbatch.training.safeguard.SMALL", 1 << 20 if copied else 0)
+    monkeypatch.setattr("microbatch.training.memory.safeguard.SMALL", 1 << 20 if copied else 0)
     result, found, expected, wanted = run_both(optimizer, steps, lambda job: break_optimizer(job, when), FIRST)
     assert_retried(result, "optimizer", FIRST)
     assert result.loss == expected.loss
@@ -215,7 +215,7 @@ def test_a_scaler_unscales_once(times: int, size: int) -> None:
 
 
 def test_a_large_update_that_moved_and_never_fits_is_said_and_not_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("microbatch.training.safeguard.SMALL", 0)
+    monkeypatch.setattr("microbatch.training.memory.safeguard.SMALL", 0)
     job = Job("adamw", FIRST, steps=2)
     job.optimizer.register_step_post_hook(out_of_memory)
     with pytest.raises(DoesNotFit, match=r"after it had changed 2[0-9] tensors"):
@@ -228,7 +228,7 @@ def test_an_optimizer_that_counters_do_not_see_is_not_finished(monkeypatch: pyte
     class Own(torch.optim.SGD):
         pass
 
-    monkeypatch.setattr("microbatch.training.safeguard.SMALL", 0)
+    monkeypatch.setattr("microbatch.training.memory.safeguard.SMALL", 0)
     monkeypatch.setitem(OPTIMIZERS, "own", lambda p: Own(p, lr=0.1))
     job = Job("own", FIRST, steps=2)
     break_optimizer(job, "half")
@@ -292,7 +292,7 @@ def limit_to(limit: int, x: Tensor) -> None:
 def test_each_retry_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "microbatch"):
         run_both("sgd", 0, fail_at("backward", 1))
-    assert [r.getMessage() for r in caplog.records if r.name == "microbatch.training.retry"] == [
+    assert [r.getMessage() for r in caplog.records if r.name == "microbatch.training.memory.retry"] == [
         "Out of memory in backward at micro-batch size 8 of 16 (CUDA: CUDA out of memory. Tried to allocate 2.00 GiB.);"
         " the step is done again at 4."
     ]

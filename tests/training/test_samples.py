@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from microbatch.errors import InvalidBatchSizes, InvalidSettings
-from microbatch.training.samples import GlobalBatches, none_where_empty, order
+from microbatch.training.checkpoints.samples import GlobalBatches, none_where_empty, order
 
 lengths = st.integers(1, 60)
 sizes = st.integers(1, 70)

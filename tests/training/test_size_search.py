@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from microbatch.batch.size_limit import QUIET_STEPS, SizeLimit, smaller
 from microbatch.curves.micro_batches import step_seconds
-from microbatch.training.size_search import (
+from microbatch.training.memory.size_search import (
     ITEMS_IN_BATCHES,
     MOST_PASSES,
     Probe,

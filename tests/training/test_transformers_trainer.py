@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import DoesNotFit, InvalidLoss, InvalidSettings
-from microbatch.training import mean_loss
+from microbatch.training.integrations import mean_loss
 from tests.training.jobs import difference, sequences
 from tests.training.taggers import (
     LR,
@@ -42,8 +42,8 @@ pytest.importorskip("accelerate", reason="the extra trainer is not installed: tr
 
 from transformers import Trainer, TrainingArguments
 
-from microbatch.training import transformers_trainer
-from microbatch.training.transformers_trainer import ExactTrainer
+from microbatch.training.integrations import transformers_trainer
+from microbatch.training.integrations.transformers_trainer import ExactTrainer
 
 
 def run(trainer: type, model: Returning, folder: Path, rows: int, accumulation: int, **more: Any) -> Any:

@@ -18,7 +18,7 @@ from torch.optim import SGD
 from microbatch.errors import InvalidLoss, InvalidModel, InvalidSettings
 from microbatch.measure.memory import measure_peak_bytes
 from microbatch.models.torchvision_operators import make_torchvision_importable
-from microbatch.training.joint import JointTerm
+from microbatch.training.joint.terms import JointTerm
 from microbatch.training.step import TrainStep
 from tests.reference.joint_step import joint_step
 from tests.reference.training_step import full_batch_step

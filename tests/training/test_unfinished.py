@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from microbatch.errors import DoesNotFit
-from microbatch.training import safeguard
+from microbatch.training.memory import safeguard
 from microbatch.training.step import TrainStep
 
 STEPS = 1
@@ -65,7 +65,7 @@ class FailsAt(TorchFunctionMode):
 @pytest.fixture(autouse=True)
 def _no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of collections of a large heap take minutes and are not what is tested here."""
-    monkeypatch.setattr("microbatch.training.recovery.release", lambda device: None)
+    monkeypatch.setattr("microbatch.training.memory.recovery.release", lambda device: None)
 
 
 class Job:

@@ -21,11 +21,11 @@ from microbatch.batch.subject import Subject, unwrapped
 from microbatch.errors import MicrobatchError, NoAnswer
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
-from microbatch.training.distributed import is_empty
+from microbatch.training.memory.snapshot import Snapshot
 from microbatch.training.normalise import Total, added_up, loss_of
-from microbatch.training.one_process import OneProcess
-from microbatch.training.snapshot import Snapshot
-from microbatch.training.unsharded import unsharded
+from microbatch.training.ranks.distributed import is_empty
+from microbatch.training.ranks.one_process import OneProcess
+from microbatch.training.ranks.unsharded import unsharded
 
 if TYPE_CHECKING:
     from microbatch.training.step import TrainStep

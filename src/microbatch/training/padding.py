@@ -20,8 +20,8 @@ from microbatch.batch.running import device_of
 from microbatch.batch.split import take, to_device
 from microbatch.batch.token_budget import TokenBudget, longest_first
 from microbatch.training.normalise import Pair
-from microbatch.training.one_process import Ranks
 from microbatch.training.passes import Passes
+from microbatch.training.ranks.one_process import Ranks
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from microbatch.errors import InvalidModel
 from microbatch.sizes import BatchSizes
 from microbatch.training.cutting import trim
 from microbatch.training.normalise import Loss, Pair, Tally, Total, pairs_of, power_of_two
-from microbatch.training.one_process import Ranks
 from microbatch.training.phase import BACKWARD, FORWARD, during
 from microbatch.training.piece_norms import PieceNorms
+from microbatch.training.ranks.one_process import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

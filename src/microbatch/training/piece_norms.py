@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from microbatch.training.noise_scale import NoiseScale, RunningNoise, measured, share_of
 from microbatch.training.normalise import Pair, Total, common_weight
-from microbatch.training.one_process import Ranks
+from microbatch.training.ranks.one_process import Ranks
 
 _NARROW = (torch.float16, torch.bfloat16)
 

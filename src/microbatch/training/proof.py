@@ -29,7 +29,7 @@ from microbatch.errors import InvalidBatch, NoAnswer
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
 from microbatch.training.exact_copy import Gradients, Local, named_gradients, on_a_copy, over_ranks
-from microbatch.training.snapshot import Snapshot
+from microbatch.training.memory.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from microbatch.training.step import TrainStep

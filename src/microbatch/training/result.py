@@ -46,7 +46,7 @@ class StepResult:
             devices whose allocator does not tell.
         grad_norm: global norm before clipping; None without ``max_norm`` and ``noise_scale``.
         sent_bytes: what this rank sent to others for the step, counted as rings send it (see
-            `microbatch.training.meeting.Traffic`); 0 for one process.
+            `microbatch.training.ranks.meeting.Traffic`); 0 for one process.
         communication_calls: collectives of the step.
         skipped: why the weights were left as they were; None when they were updated.
         tokens: of the items under a budget of tokens; None where items count.

@@ -22,11 +22,14 @@ from microbatch.batch.split import batch_size_of, is_list_of_samples
 from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidModel
 from microbatch.sizes import BatchSizes
-from microbatch.training import checkpoint, gradients
+from microbatch.training import gradients
+from microbatch.training.checkpoints import checkpoint
 from microbatch.training.cutting import Cutting, by_length, by_size
-from microbatch.training.distributed import is_empty, ranks_of
-from microbatch.training.memory_model import contents
-from microbatch.training.micro_batch_size import Choice, choose, from_profile
+from microbatch.training.joint.whole_batch import WholeBatch
+from microbatch.training.memory.memory_model import contents
+from microbatch.training.memory.micro_batch_size import Choice, choose, from_profile
+from microbatch.training.memory.recovery import Recovery
+from microbatch.training.memory.snapshot import Snapshot
 from microbatch.training.normalise import (
     ONLY,
     Loss,
@@ -42,13 +45,11 @@ from microbatch.training.passes import Passes
 from microbatch.training.phase import REDUCTION, during
 from microbatch.training.piece_norms import PieceNorms
 from microbatch.training.proof import prove
-from microbatch.training.recovery import Recovery
+from microbatch.training.ranks.distributed import is_empty, ranks_of
+from microbatch.training.ranks.sharded_size import choose_together
 from microbatch.training.result import Attempt, StepResult
 from microbatch.training.settings import check_kinds, check_settings
-from microbatch.training.sharded_size import choose_together
-from microbatch.training.snapshot import Snapshot
 from microbatch.training.update import update
-from microbatch.training.whole_batch import WholeBatch
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +122,8 @@ class TrainStep:
             joint: for losses that are no sums over pieces, at one more forward pass. ``"outputs"``: the loss gets the
                 outputs of the whole batch joined, of all ranks too, and the batch as the loader gave it (on several
                 ranks let forward return what the loss needs of it). ``"terms"``: the loss gets each piece, and
-                returns a `JointTerm` for each term of the whole batch. See `microbatch.training.two_pass`.
-            batch_norm: ``"exact"``, ``"frozen"`` or ``"micro_batch"``, see `microbatch.training.batch_norm`.
+                returns a `JointTerm` for each term of the whole batch. See `microbatch.training.joint.two_pass`.
+            batch_norm: ``"exact"``, ``"frozen"`` or ``"micro_batch"``, see `microbatch.training.joint.batch_norm`.
             micro_batch_size: items per piece, larger than the batch is one piece; ``"auto"``; or a `TokenBudget`, which
                 runs items longest first in pieces with the least padding.
             max_norm: clip the gradients by their global norm.
@@ -188,11 +189,11 @@ class TrainStep:
         return self._retried(batch, self._multiplied)[0]
 
     def save(self, folder: str | Path, *, keep: int = 2) -> Path:
-        """Write all that is needed to go on into a folder of checkpoints, see `microbatch.training.checkpoint.save`."""
+        """Write all that is needed to go on into a folder of checkpoints, see `checkpoints/checkpoint.py`."""
         return checkpoint.save(self, folder, keep)
 
     def load(self, path: str | Path) -> Path | None:
-        """Go on from the newest complete checkpoint of a folder, see `microbatch.training.checkpoint.load`."""
+        """Go on from the newest complete checkpoint of a folder, see `checkpoints/checkpoint.py`."""
         return checkpoint.load(self, path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -375,7 +376,7 @@ class TrainStep:
         return max(batch_size, 1) if self.choice is None else self.choice.micro_batch_size
 
     def _choose(self, batch: Any, batch_size: int) -> Choice | None:
-        """What ``"auto"`` is, see `microbatch.training.micro_batch_size`; None as long as there is no data."""
+        """What ``"auto"`` is, see `microbatch.training.memory.micro_batch_size`; None as long as there is no data."""
         if not self._ranks.retries_alone and self.profile is None:
             return choose_together(self._passes(), self.optimizer, batch, batch_size, self.memory_limit)
         if not batch_size:

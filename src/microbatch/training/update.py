@@ -37,7 +37,7 @@ def update(
         max_norm: the global norm that they are clipped to.
         scaler: unscales them, and skips the step when one is not finite; the scheduler then stays where it is.
         scheduler: steps after the optimizer.
-        make: calls the optimizer's step, see `microbatch.training.recovery.Recovery.make`.
+        make: calls the optimizer's step, see `microbatch.training.memory.recovery.Recovery.make`.
 
     Returns:
         The norm before clipping (None without `max_norm`), and why the step was skipped (None when it was not).

@@ -1,0 +1,165 @@
+"""What a server has done so far, counted where it happens and given out as plain numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from microbatch.notebook import notebook_form
+from microbatch.serving.decisions.queue import Entry
+
+KEPT = 1000
+"""Launches and latencies that are remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """One batch.
+
+    Attributes:
+        at: when it was launched, in seconds since the start of the server.
+        size: items.
+        cost: what the table of latencies is read at: items, or padded work.
+        reason: why then, and why these.
+        waited: seconds that its oldest item had waited.
+        seconds: until all its items had an answer.
+        calls: of the function or model; more than one where it failed.
+    """
+
+    at: float
+    size: int
+    cost: int
+    reason: str
+    waited: float
+    seconds: float
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """A server at one moment. Seconds and counts.
+
+    Attributes:
+        accepted: items that were let into the queue.
+        answered: with a result.
+        failed: with an error of their own, of the model or of a worker.
+        refused: the queue was full.
+        expired: their deadline passed.
+        cancelled: nobody waited for the answer any more.
+        batches: launches.
+        retries: further calls after one that failed.
+        items_run: items that the model was given, repeats included.
+        real_work, padded_work: in costs; equal without padding.
+        out_of_memory: calls that ran out of memory.
+        worker_restarts: of processes.
+        waiting, running: items now.
+        ready: whether requests are welcome.
+        workers_alive: workers that could run a batch.
+        max_batch_size: as set or found.
+        size_limit: what memory allows of it, as far as is known.
+        arrival_gap: mean seconds between two arrivals; None when unknown.
+        retry_after: seconds until what waits now is answered.
+        latency: p50, p90, p99 and max of recent answers; empty before the first.
+        reasons: launches by reason.
+        batch_sizes: launches by size.
+        curve: expected seconds by cost.
+        launches: the last ones.
+        notes: what the user should know.
+    """
+
+    accepted: int
+    answered: int
+    failed: int
+    refused: int
+    expired: int
+    cancelled: int
+    batches: int
+    retries: int
+    items_run: int
+    real_work: int
+    padded_work: int
+    out_of_memory: int
+    worker_restarts: int
+    waiting: int
+    running: int
+    ready: bool
+    workers_alive: int
+    max_batch_size: int
+    size_limit: int
+    arrival_gap: float | None
+    retry_after: float
+    latency: dict[str, float]
+    reasons: dict[str, int]
+    batch_sizes: dict[int, int]
+    curve: tuple[tuple[int, float], ...]
+    launches: tuple[LaunchRecord, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers."""
+        document = dataclasses.asdict(self)
+        document["batch_sizes"] = {str(size): count for size, count in self.batch_sizes.items()}
+        document["curve"] = [list(row) for row in self.curve]
+        return document
+
+    def _repr_html_(self) -> str | None:
+        return notebook_form(self)
+
+
+class Counters:
+    """What is counted; changed under the lock of the engine."""
+
+    def __init__(self) -> None:
+        self.accepted = self.answered = self.failed = self.refused = self.expired = self.cancelled = 0
+        self.batches = self.retries = self.items_run = self.real_work = self.padded_work = self.out_of_memory = 0
+        self.seconds_per_item = 0.0
+        self.reasons: Counter[str] = Counter()
+        self.batch_sizes: Counter[int] = Counter()
+        self.latencies: deque[float] = deque(maxlen=KEPT)
+        self.launches: deque[LaunchRecord] = deque(maxlen=KEPT)
+
+    def totals(self) -> dict[str, int]:
+        """The plain counts, by their names in `Metrics`."""
+        return {name: getattr(self, name) for name in _TOTALS}
+
+    def ran(self, entries: Sequence[Entry], size: int) -> None:
+        """One call of the model that gave results; `size` items with those that filled it up."""
+        real = sum(entry.facts.cost for entry in entries)
+        self.items_run += size
+        self.real_work += real
+        self.padded_work += max(real, size * max(entry.facts.length for entry in entries))
+
+    def answer(self, result: object, seconds: float) -> None:
+        """An item got its result or its own error, so long after it came."""
+        if isinstance(result, BaseException):
+            self.failed += 1
+            return
+        self.answered += 1
+        self.latencies.append(seconds)
+
+    def launched(self, record: LaunchRecord) -> None:
+        """A batch has been answered."""
+        self.batches += 1
+        self.retries += record.calls - 1
+        self.reasons[record.reason] += 1
+        self.batch_sizes[record.size] += 1
+        self.launches.append(record)
+        each = record.seconds / record.size
+        self.seconds_per_item += (each - self.seconds_per_item) * (0.2 if self.batches > 1 else 1.0)
+
+    def quantiles(self) -> dict[str, float]:
+        """Of recent latencies."""
+        ordered = sorted(self.latencies)
+        if not ordered:
+            return {}
+        places = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+        return {name: ordered[round(share * (len(ordered) - 1))] for name, share in places.items()}
+
+
+_TOTALS = (
+    "accepted", "answered", "failed", "refused", "expired", "cancelled", "batches", "retries", "items_run", "real_work",
+    "padded_work", "out_of_memory",
+)  # fmt: skip

@@ -1,0 +1,42 @@
+"""Answers on their way back: one wake-up for each event loop and batch, however many requests it answers."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, Future
+from collections.abc import Iterable
+from typing import Any
+
+from microbatch.serving.decisions.queue import Reply
+
+
+def deliver(replies: Iterable[Reply]) -> None:
+    """Wake up whoever waits for these complete replies."""
+    by_loop: dict[AbstractEventLoop, list[Future[None]]] = {}
+    for reply in replies:
+        if reply.loop is None:
+            reply.future.set_result(None)
+        else:
+            by_loop.setdefault(reply.loop, []).append(reply.future)
+    for loop, futures in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_wake, futures)
+        except RuntimeError:  # the loop has been closed: nobody waits there any more
+            continue
+
+
+def only(results: list[Any]) -> Any:
+    """The result of a request with one item, or its exception raised."""
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
+
+
+def first_error(results: list[Any]) -> BaseException | None:
+    """The first exception among results."""
+    return next((each for each in results if isinstance(each, BaseException)), None)
+
+
+def _wake(futures: list[Future[None]]) -> None:
+    for future in futures:
+        if not future.done():  # cancelled meanwhile
+            future.set_result(None)

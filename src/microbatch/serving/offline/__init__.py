@@ -1,0 +1,1 @@
+"""Offline inference over a data set, in the fastest pieces that fit."""

@@ -1,0 +1,1 @@
+"""A training run saved and gone on with, by any number of ranks and in any pieces."""

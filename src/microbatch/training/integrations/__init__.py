@@ -1,0 +1,1 @@
+"""Exact steps where people already are: transformers, Lightning, Accelerate."""

@@ -1,0 +1,1 @@
+"""The size of a piece: predicted, searched, and found again when memory runs out."""
