@@ -1,0 +1,1 @@
+"""The web front: one application over any engine."""
