@@ -3,7 +3,10 @@
     PYTHONPATH=src python benchmarks/auto_size.py > benchmarks/results/auto_size.txt
 
 Each model trains on batches of 128. After auto has chosen, whole steps at every size that evens out the pieces are
-timed in turn, several rounds; a size's time is the median of its rounds. Both lie in one run: noise hits all alike.
+timed in turn, many rounds; a size's time is the median of its rounds. Both lie in one run: noise hits all alike.
+
+The best of eight noisy medians is too good: it is picked for its noise as well. So the best size is found in one half
+of the rounds and its time read in the other, both ways round, and the share is the mean of the two.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 from microbatch.training.memory.size_search import sizes_of
 from microbatch.training.step import TrainStep
 
-ITEMS, ROUNDS = 128, 7
+ITEMS, ROUNDS = 128, 30
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)), (512,)),
@@ -43,7 +46,9 @@ def seconds(step: TrainStep, batch: Any, size: int) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"{'model':10}{'auto':>6}{'best':>6}{'share of the best throughput':>30}{'passes':>8}{'failures':>10}")
+    print(
+        f"{'model':10}{'auto':>6}{'best':>8}{'share of the best throughput':>30}{'passes':>8}{'failures':>10}{'search':>12}"
+    )
     for name, (make, shape) in MODELS.items():
         torch.manual_seed(0)
         model, batch = make(), torch.randn(ITEMS, *shape)
@@ -55,11 +60,17 @@ def main() -> None:
         for number in range(ROUNDS):
             for size in random.Random(number).sample(sizes, len(sizes)):
                 times[size].append(seconds(step, batch, size))
-        level = {size: median(samples) for size, samples in times.items()}
-        best = min(level, key=lambda size: level[size])
+        halves = [{size: median(samples[half::2]) for size, samples in times.items()} for half in (0, 1)]
+        best = [min(half, key=lambda size: half[size]) for half in halves]  # noqa: B023
+        share = mean(halves[1 - at][best[at]] / halves[1 - at][chosen] for at in (0, 1))
         failures = sum(probe.seconds is None for probe in choice.probes)
-        share = f"{level[best] / level[chosen]:.3f}"
-        print(f"{name:10}{chosen:>6}{best:>6}{share:>30}{len(choice.probes):>8}{failures:>10}", flush=True)
+        spent = sum(probe.pieces * (probe.seconds or 0) for probe in choice.probes)
+        named = "/".join(map(str, sorted(set(best))))
+        print(
+            f"{name:10}{chosen:>6}{named:>8}{share:>30.3f}{len(choice.probes):>8}{failures:>10}{spent:>10.2f} s",
+            flush=True,
+        )
+        print("  ms per step:", {size: round(median(samples) * 1e3, 2) for size, samples in times.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from microbatch.batch.running import Forward, call, device_of
-from microbatch.batch.split import split, to_device
+from microbatch.batch.split import batch_size_of, split, to_device
 from microbatch.batch.token_budget import TokenBudget
 from microbatch.errors import InvalidModel
 from microbatch.sizes import BatchSizes
@@ -108,11 +108,17 @@ class Passes:
                 tally.add(self.pairs(piece))
         return {name: total.weight for name, total in self.ranks.meet(tally.totals(), None)[0].items()}
 
-    def probe(self, piece: Any) -> None:
-        """Forward and backward of one piece alone, with or without weight; the gradients mean nothing."""
-        with self.ranks.piece(0, 2):
-            pairs = self.pairs(to_device(piece, device_of(self.model)))
-            torch.autograd.backward([pair.sum for pair in pairs.values() if pair.sum.requires_grad])
+    def probe(self, part: Any, pieces: int = 1) -> None:
+        """Forward and backward of a part of the batch in pieces, with or without weight; gradients mean nothing.
+
+        All that a step does with a piece is done, so that it can be timed.
+        """
+        tally, size = Tally(), batch_size_of(part, list_of_samples=self.list_of_samples)
+        for piece in self.pieces(part, BatchSizes.of(global_batch_size=size, num_micro_batches=pieces)):
+            with self.ranks.piece(0, 2):
+                pairs = self.pairs(piece)
+                tally.add(pairs)
+                torch.autograd.backward([pair.sum for pair in pairs.values() if pair.sum.requires_grad])
 
     def idle(self, *, before: bool) -> None:
         """Forward of pieces that only keep other ranks company; they have no weight."""

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from microbatch.batch.oom import drop_frames, is_out_of_memory, release
 from microbatch.batch.running import device_of, uncompiled
+from microbatch.batch.split import split
 from microbatch.curves.codec import load_profile
 from microbatch.curves.micro_batch_choice import choose_micro_batches
 from microbatch.curves.profile import Profile
@@ -29,11 +30,14 @@ from microbatch.measure.storages import bytes_of
 from microbatch.measure.timer import synchronize
 from microbatch.training.memory import size_search
 from microbatch.training.memory.memory_model import MemoryModel, largest_piece
-from microbatch.training.memory.size_search import Probe, best_size, is_telling, next_size
+from microbatch.training.memory.size_search import Probe, best_size, is_telling, next_size, pieces_in_pass
 from microbatch.training.passes import Passes
 from microbatch.units import format_bytes
 
 logger = logging.getLogger(__name__)
+
+PARTS = 3
+"""Places in the batch from which repeated passes take their items."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +121,17 @@ def _probes(
         size = next_size(batch_size, probes, largest, smallest=smallest, passes_before=passes_before)
         if size is None:
             return probes
-        piece = largest_piece(batch, size, passes.list_of_samples)
+        pieces = pieces_in_pass(batch_size, probes, size, largest)
+        part = _part(passes, batch, batch_size, size, pieces, probes)
         try:
-            seconds = _timed(passes, piece)
+            seconds = _timed(passes, part, pieces)
         except Exception:
             if not any(probe.seconds for probe in probes) or size >= min(probe.micro_batch_size for probe in probes):
                 raise
             smallest = size + 1  # a batch norm needs two items
             continue
-        probes.append(Probe(size, seconds, predicted.get(size), counts=is_telling(probes, size, seconds)))
+        telling = is_telling(probes, size, seconds)
+        probes.append(Probe(size, seconds, predicted.get(size), counts=telling, pieces=pieces))
         if seconds is None:
             release(device_of(passes.model))
 
@@ -162,15 +168,28 @@ def _predictions(
     return known, None
 
 
-def _timed(passes: Passes, piece: Any) -> float | None:
-    """Seconds of forward and backward; None where memory ran out. Not in the except block: it holds the frames."""
+def _part(passes: Passes, batch: Any, batch_size: int, size: int, pieces: int, probes: list[Probe]) -> Any:
+    """Items of the next pass at a size: those that need most memory at first, then others from pass to pass."""
+    before = sum(probe.micro_batch_size == size for probe in probes)
+    items = size * pieces
+    if not before or pieces == 1:
+        return largest_piece(batch, items, passes.list_of_samples)
+    start = (before - 1) % PARTS * (batch_size - items) // (PARTS - 1)
+    parts = [start, items, batch_size - start - items]
+    cut = split(batch, [part for part in parts if part], list_of_samples=passes.list_of_samples)
+    return next(part for index, part in enumerate(cut) if index == (1 if start else 0))
+
+
+def _timed(passes: Passes, part: Any, pieces: int) -> float | None:
+    """Seconds of forward and backward of a piece; None where memory ran out. Not in the except block: it holds the
+    frames."""
     device = device_of(passes.model)
     try:
         synchronize(device)
         start = time.perf_counter()
-        passes.probe(piece)
+        passes.probe(part, pieces)
         synchronize(device)
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) / pieces
     except Exception as error:
         if not is_out_of_memory(error):
             raise

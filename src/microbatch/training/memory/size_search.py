@@ -6,8 +6,10 @@ sixteenth of the batch upwards, to what memory allows; downwards where smaller p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from microbatch.curves.micro_batches import even_sizes, step_seconds
 
@@ -15,32 +17,41 @@ FIRST_PIECES = 16
 MOST_PASSES = 8
 """Where memory ends the search, or may do so. Otherwise see `ITEMS_IN_BATCHES`."""
 ITEMS_IN_BATCHES = 5
-"""Passes of a search take no more items than this many global batches."""
-REPEATS = 3
-"""Times that each size near the best is timed: one pass varies by several percent."""
+"""Passes of a search take no more items than this many global batches, unless they take less than `QUICK` together."""
+QUICK = 1.0
+"""Seconds that a search may take however many items that is: then times of small models can be told apart."""
+RACE = ((1.12, 3),)
+"""Sizes whose step takes up to so many times the best one's are timed so often: one pass varies by several percent."""
+QUICK_RACE = ((3.0, 2), (1.25, 4), (1.12, 8), (1.06, 16))
+"""The same while the search is quick. In turn, since a machine's speed drifts from second to second."""
+STRETCH = 0.05
+"""Seconds of pieces, one after the other, that a repeated pass is to take: a single short piece finds its weights and
+items where the last one left them, and what a step does between pieces is left out."""
 CLOSE = 1.05
 """Smaller sizes are tried while the smallest so far takes at most this many times the best one's time."""
 SHORT = 0.1
 """Seconds below which the first pass at a size tells nothing: kernels and memory are prepared in it."""
-NEAR = 1.12
-"""Sizes whose step takes up to this many times the best one's are near."""
+STILL_PAYS, STILL_PAYS_QUICKLY = 1.12, 1.5
+"""Larger pieces are tried while the largest so far takes up to this many times the best one's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One pass over one piece.
+    """One pass over a piece, or over several one after the other.
 
     Attributes:
-        micro_batch_size: items.
-        seconds: of forward and backward; None where it did not fit.
+        micro_batch_size: items in a piece.
+        seconds: of forward and backward of one piece; None where it did not fit.
         peak_bytes: predicted or measured; None where not known.
         counts: whether the time means anything, see `is_telling`.
+        pieces: how many ran.
     """
 
     micro_batch_size: int
     seconds: float | None
     peak_bytes: int | None = None
     counts: bool = True
+    pieces: int = 1
 
 
 def sizes_of(batch_size: int, largest: int | None) -> tuple[int, ...]:
@@ -83,12 +94,25 @@ def next_size(
     if start not in times:
         return start
     upwards = [size for size in sizes if size > max(times)]
-    if upwards and not failed and _still_pays(batch_size, times, max(times)):
-        return upwards[0]
+    quick = _is_free(batch_size, largest) and _is_quick(probes)
+    slower = STILL_PAYS_QUICKLY if quick else STILL_PAYS
+    if upwards and not failed:
+        if step_seconds(batch_size, max(times), times) <= slower * _best(batch_size, times):
+            return upwards[0]
+        if quick and _counts(probes, times)[max(times)] < 2:  # a disturbed pass must not end the search
+            return max(times)
     below = [size for size in sizes if size < min(times)]
-    if below and step_seconds(batch_size, min(times), times) <= CLOSE * _best_seconds(batch_size, times):
+    if below and step_seconds(batch_size, min(times), times) <= CLOSE * _best(batch_size, times):
         return below[-1]
-    return _unsure(batch_size, probes, times)
+    return _unsure(batch_size, probes, times, QUICK_RACE if quick else RACE)
+
+
+def pieces_in_pass(batch_size: int, probes: Sequence[Probe], size: int, largest: int | None) -> int:
+    """How many pieces the next pass at a size takes: one at first, and where memory ends the search."""
+    seconds = [probe.seconds for probe in probes if probe.micro_batch_size == size and probe.seconds]
+    if not seconds or not _is_free(batch_size, largest):
+        return 1
+    return max(1, min(batch_size // size, math.ceil(STRETCH / min(seconds))))
 
 
 def best_size(batch_size: int, probes: Sequence[Probe]) -> int:
@@ -99,40 +123,52 @@ def best_size(batch_size: int, probes: Sequence[Probe]) -> int:
 
 
 def times_of(probes: Sequence[Probe]) -> dict[int, float]:
-    """Seconds by size, ascending: the least of the passes, since disturbances only add."""
-    times: dict[int, float] = {}
+    """Seconds by size, ascending: the median of three passes and more, the least of fewer."""
+    times: dict[int, list[float]] = {}
     for probe in probes:
         if probe.seconds is not None and probe.counts:
-            times[probe.micro_batch_size] = min(probe.seconds, times.get(probe.micro_batch_size, probe.seconds))
-    return dict(sorted(times.items()))
+            times.setdefault(probe.micro_batch_size, []).append(probe.seconds)
+    return {size: median(found) if len(found) > 2 else min(found) for size, found in sorted(times.items())}
 
 
 def _is_spent(batch_size: int, probes: Sequence[Probe], largest: int | None, passes_before: int) -> bool:
     if any(probe.seconds is None for probe in probes):
         return True  # what is known of memory is wrong: no second failure
-    if (largest is None or largest < batch_size) and len(probes) + passes_before >= MOST_PASSES:
-        return True
-    return sum(probe.micro_batch_size for probe in probes) >= ITEMS_IN_BATCHES * batch_size
+    if not _is_free(batch_size, largest):
+        return len(probes) + passes_before >= MOST_PASSES
+    items = sum(probe.micro_batch_size * probe.pieces for probe in probes)
+    return items >= ITEMS_IN_BATCHES * batch_size and not _is_quick(probes)
 
 
-def _still_pays(batch_size: int, times: dict[int, float], size: int) -> bool:
-    """Larger pieces are tried until they are clearly slower than the best so far."""
-    return step_seconds(batch_size, size, times) <= NEAR * _best_seconds(batch_size, times)
+def _is_free(batch_size: int, largest: int | None) -> bool:
+    """Whether the whole batch fits in one piece: then memory does not end the search."""
+    return largest is not None and largest >= batch_size
 
 
-def _best_seconds(batch_size: int, times: dict[int, float]) -> float:
+def _is_quick(probes: Sequence[Probe]) -> bool:
+    return sum(probe.pieces * (probe.seconds or 0.0) for probe in probes) < QUICK
+
+
+def _best(batch_size: int, times: dict[int, float]) -> float:
     return min(step_seconds(batch_size, size, times) for size in times)
 
 
-def _unsure(batch_size: int, probes: Sequence[Probe], times: dict[int, float]) -> int | None:
+def _unsure(
+    batch_size: int, probes: Sequence[Probe], times: dict[int, float], race: tuple[tuple[float, int], ...]
+) -> int | None:
     """A size near the best that was timed least often."""
-    best = _best_seconds(batch_size, times)
-    count = {size: sum(probe.micro_batch_size == size and probe.counts for probe in probes) for size in times}
-    near = [size for size in times if step_seconds(batch_size, size, times) <= NEAR * best]
-    if len(near) < 2:
-        return None
-    least = min(near, key=lambda size: (count[size], size))
-    return least if count[least] < REPEATS else None
+    count = _counts(probes, times)
+    for nearness, repeats in race:
+        near = [size for size in times if step_seconds(batch_size, size, times) <= nearness * _best(batch_size, times)]
+        least = min(near, key=lambda size: (count[size], size))
+        if len(near) > 1 and count[least] < repeats:
+            return least
+    return None
+
+
+def _counts(probes: Sequence[Probe], times: dict[int, float]) -> dict[int, int]:
+    """How often each size was timed."""
+    return {size: sum(probe.micro_batch_size == size and probe.counts for probe in probes) for size in times}
 
 
 def first_predictions(batch_size: int) -> tuple[int, ...]:
