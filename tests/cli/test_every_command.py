@@ -20,6 +20,8 @@ import pytest
 from microbatch.cli.app import DEFECT, application, command_names, load_command, run
 from tests.cli.examples import CSV
 
+pytestmark = pytest.mark.alone
+
 COMMANDS = command_names()
 
 

@@ -15,6 +15,8 @@ from microbatch.cli.progress import progress_bar
 CODE = """
 import threading
 from microbatch.cli.progress import progress_bar
+
+pytestmark = pytest.mark.alone
 with progress_bar() as progress:
     progress(0.25, "batch 32, round 2 [of 9]")
     print("threads", threading.active_count())

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 LEAVE = "import sys, atexit, threading, time; from microbatch.cli.quick import leave; {before}; leave(3)"
 
 

@@ -25,6 +25,8 @@ from microbatch.measure.host_work import Launch, find_launch, launch_calls
 from microbatch.measure.rounds import Call, time_rounds
 from microbatch.roofline.time import time_call
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

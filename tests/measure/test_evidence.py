@@ -22,6 +22,8 @@ from microbatch.measure.evidence import (
     union,
 )
 
+pytestmark = pytest.mark.alone
+
 SLEEP = 0.005
 
 

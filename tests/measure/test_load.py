@@ -14,6 +14,8 @@ import torch
 from microbatch.measure import load
 from microbatch.measure.load import CpuTimes, LoadWatch, shares
 
+pytestmark = pytest.mark.alone
+
 
 def times(busy: float, steal: float, total: float, own: float) -> CpuTimes:
     return CpuTimes(busy=busy, steal=steal, total=total, own=own)

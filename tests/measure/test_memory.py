@@ -14,6 +14,8 @@ from microbatch.errors import NoAnswer
 from microbatch.measure.memory import Prediction, Predictor, Running, highest, measure_peak_bytes, memory_curve
 from microbatch.measure.storages import LiveStorages, bytes_of
 
+pytestmark = pytest.mark.alone
+
 WIDTH = 32
 WEIGHT = WIDTH * WIDTH * 4
 

@@ -13,6 +13,8 @@ from microbatch.measure import peaks
 from microbatch.measure.peaks import cache_bytes, measure_peaks
 from microbatch.measure.timer import time_call
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from microbatch.measure.timer import SHORTEST_SECONDS, Stopwatch, time_call, warm_up
 
+pytestmark = pytest.mark.alone
+
 
 class Clock:
     """Nanoseconds that pass only when a call says so; reading the clock itself takes `reading`."""

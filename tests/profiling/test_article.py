@@ -24,6 +24,8 @@ from microbatch.profiling.article_claims import judge_decoder, judge_mlp, judge_
 from microbatch.profiling.article_curve import Curve, read_curve
 from microbatch.profiling.article_plots import CONTEXTS, PLOTS, WIDTHS, Trial
 
+pytestmark = pytest.mark.alone
+
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 

@@ -14,6 +14,8 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.gpu_check import ROWS, Setting, Skipped, catalogue_name, run
 
+pytestmark = pytest.mark.alone
+
 TINY = Setting(device="cpu", tiny=True)
 ALIKE = ("profile mlp bf16", "profile cnn fp32", "profile cnn bf16")
 """Rows made by the same function as "profile mlp fp32"; one of them is enough here."""

@@ -18,6 +18,8 @@ from microbatch.errors import ImplausibleResult, InvalidModel, InvalidSettings, 
 from microbatch.profiling import sweep
 from microbatch.profiling.sweep import profile
 
+pytestmark = pytest.mark.alone
+
 
 def small_model() -> nn.Module:
     torch.manual_seed(0)

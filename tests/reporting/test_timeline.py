@@ -131,3 +131,48 @@ def test_forms_load_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def measured(name: str = "one_f_one_b") -> Timeline:
+    """A step that took a tenth longer than its costs say, on its own axis of seconds."""
+    one = timeline(name)
+    slower = replace(one, start=one.start * 1.1e-3, end=one.end * 1.1e-3, source="measured")
+    return replace(slower, beside=replace(one, start=one.start * 1e-3, end=one.end * 1e-3))
+
+
+def test_measured_stands_above_simulated_on_one_axis() -> None:
+    both = measured()
+    lines = [line for line in to_text(both).splitlines() if line.startswith("  rank ")]
+    assert [line.split()[2] for line in lines] == ["measured", "simulated"] * 4
+    ends = [max(line.rfind(mark) for mark in "━─") for line in lines[:2]]
+    assert ends[1] < ends[0]
+    assert "27 % of the step (27 % simulated)" in to_text(both)
+    assert "36.3 ms" in to_text(both)
+    svg = standalone(both)
+    assert svg.count(">measured<") == svg.count(">simulated<") == 4
+    assert svg.index(">measured<") < svg.index(">simulated<")
+    assert "36.3 ms" in to_html(both)
+
+
+def test_what_was_measured_names_bottleneck_and_alternative() -> None:
+    assert re.search(r"is the bottleneck .* would take [\d.]+ % less time", to_text(measured("gpipe")))
+    assert "What to change first" in to_html(measured("gpipe"))
+
+
+def test_a_measured_trace_has_processes_of_its_own() -> None:
+    trace = chrome_trace(measured())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in trace if event["ph"] == "M"}
+    assert [names[pid] for pid in (0, 3, 4, 7)] == [
+        "rank 0 measured", "rank 3 measured", "rank 0 simulated", "rank 3 simulated",
+    ]  # fmt: skip
+    arrows = [event["id"] for event in trace if event["ph"] == "s"]
+    assert len(arrows) == len(set(arrows))
+
+
+def test_an_action_of_no_time_does_not_stretch_the_picture() -> None:
+    """The first stage has no input gradient to make."""
+    one = timeline("zb_h1")
+    end = one.end.copy()
+    nothing = (one.schedule.kind == 1) & (one.schedule.stage == 0)
+    end[nothing] = one.start[nothing] + 1e-6
+    assert frame_of(replace(one, end=end), 1000).width < 3000

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from microbatch.pipeline.schedule import Schedule
 from microbatch.pipeline.simulate import simulate
 from microbatch.reporting.timeline_page import to_html
-from tests.reporting.test_page_browser import ARGUMENTS, CHROMIUM, SCREENS, TEXTS, overlapping
+from tests.browsing import IN_A_BROWSER, SCREENS, faults_of
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here"),
-]
+pytestmark = IN_A_BROWSER
 
 SIZES = {"small": ("zb_h1", 4, 8), "large": ("one_f_one_b", 8, 64), "pairs": ("dualpipe_v", 4, 12)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +35,7 @@ def test_the_page_can_be_read(key: str, width: int, theme: str, browser: Browser
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     page.goto(pages[key].as_uri())
-    texts = page.evaluate(TEXTS)
-    sideways = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    faults = faults_of(page)
     page.close()
-    assert len(texts) > 30
-    assert overlapping(texts) == []
-    assert [text for text in texts if text["contrast"] < 4.5] == []
-    assert [text for text in texts if text["size"] < 9] == []
-    assert sideways <= 0
+    assert not any(faults.values()), faults
     assert requests == [pages[key].as_uri()]

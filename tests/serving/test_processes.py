@@ -25,6 +25,8 @@ from microbatch.serving.engine.worker_process import portable
 from microbatch.serving.engine.workers import InProcess, spec_of
 from tests.serving import functions
 
+pytestmark = pytest.mark.alone
+
 LONG = 60.0
 
 

@@ -18,6 +18,8 @@ import pytest
 from microbatch.training.memory.size_search import ITEMS_IN_BATCHES, MOST_PASSES
 from microbatch.training.ranks.meeting import MEETING_BYTES
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 REPLICATED = ("gradients", "recoveries", "clipped", "unused", "skipped", "errors", "proofs", "wire")
 SHARDED = ("gradients", "recoveries", "clipped", "scaled", "skipped", "errors", "planned", "proofs", "wire")

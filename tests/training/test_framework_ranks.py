@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 PACKAGES = ("accelerate", "transformers", "pytorch_lightning")
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.training import nursery
 from tests.training.joint_cases import cases
 
+pytestmark = pytest.mark.alone
+
 Found = dict[tuple[int, str], list[Any]]
 """What each rank found, by number of ranks and case."""
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 ROOM = {"mlp": "6e7", "conv": "5e7", "attention": "5e7", "bf16": "6e7"}
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.training import nursery
 from tests.training.resume_cases import BATCH, ITEMS, LAST
 
+pytestmark = pytest.mark.alone
+
 Found = dict[str, list[list[Any]]]
 
 SAMPLES = LAST // 4 * ITEMS  # an epoch of 40 samples is 4 batches: 13, 13, 13 and 1

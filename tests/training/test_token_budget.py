@@ -32,6 +32,8 @@ from tests.training.jobs import (
     tagger,
 )
 
+pytestmark = pytest.mark.alone
+
 
 def clean(batch: dict[str, Tensor], side: str = "right") -> dict[str, Tensor]:
     """Padding is padding: one token, on either side."""

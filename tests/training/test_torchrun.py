@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = "tests/training/torchrun_job.py"
 SECONDS = 120
 NO_HANG = 20  # gloo's own timeout is 30 minutes
