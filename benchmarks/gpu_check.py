@@ -391,6 +391,14 @@ def serving(setting: Setting) -> dict[str, Any]:
     return gpu_serving.serving(setting.device, tiny=setting.tiny)
 
 
+def sentences(setting: Setting) -> dict[str, Any]:
+    """A text has the vector that it has alone, by every pooling, whatever is in its batch."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from benchmarks import gpu_sentences
+
+    return gpu_sentences.sentences(setting.device, tiny=setting.tiny)
+
+
 Row = Callable[[Setting], dict[str, Any]]
 
 
@@ -410,6 +418,14 @@ def offline(setting: Setting) -> dict[str, Any]:
     return gpu_offline.offline(setting.device, tiny=setting.tiny)
 
 
+def pipeline(setting: Setting) -> dict[str, Any]:
+    """A pipeline has the gradients of one process, and its actions take no longer than its step."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from benchmarks import gpu_pipeline
+
+    return gpu_pipeline.pipeline(setting.device, tiny=setting.tiny)
+
+
 ROWS: dict[str, Row] = {
     "device": device_figures,
     "timer": timer,
@@ -426,8 +442,10 @@ ROWS: dict[str, Row] = {
     "wave edges": wave_edges,
     "resume": resume,
     "serving": serving,
+    "sentences": sentences,
     "whole batch": whole_batch,
     "offline": offline,
+    "pipeline": pipeline,
 }
 
 
