@@ -14,6 +14,7 @@ import pytest
 
 import microbatch
 from microbatch.errors import InvalidSettings
+from microbatch.pipeline.costs import Costs
 from microbatch.pipeline.schedule import Schedule
 from microbatch.pipeline.schedules import SCHEDULES
 from microbatch.pipeline.simulate import simulate
@@ -134,10 +135,10 @@ def test_forms_load_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
 
 
 def measured(name: str = "one_f_one_b") -> Timeline:
-    """A step that took a tenth longer than its costs say, on its own axis of seconds."""
-    one = timeline(name)
-    slower = replace(one, start=one.start * 1.1e-3, end=one.end * 1.1e-3, source="measured")
-    return replace(slower, beside=replace(one, start=one.start * 1e-3, end=one.end * 1e-3))
+    """A step that took a tenth longer than its costs of a millisecond say."""
+    costs = Costs(forward=1e-3, input_gradient=1e-3, weight_gradient=1e-3)
+    one = simulate(timeline(name).schedule, costs)
+    return replace(one, start=one.start * 1.1, end=one.end * 1.1, source="measured", beside=one)
 
 
 def test_measured_stands_above_simulated_on_one_axis() -> None:

@@ -125,7 +125,8 @@ def _checked(name: str, values: Floats) -> Floats:
 def costs_from_csv(path: str | Path) -> Costs:
     """Costs from a CSV with a row per stage, in the order of the model.
 
-    Columns: ``forward``, and any of `PER_STAGE` and ``message``; others are refused. ``stage`` may number the rows.
+    Columns: ``forward``, and any of `PER_STAGE` and ``message``; others are refused. ``stage`` may number the rows, and
+    ``per_message`` stands the same in all.
 
     Raises:
         InvalidCosts: not such a file.
@@ -135,17 +136,19 @@ def costs_from_csv(path: str | Path) -> Costs:
         raise InvalidCosts(f"There is no file {source}.", "Give a CSV with a row per stage and a column forward.")
     rows = [row for row in csv.reader(source.read_text(encoding="utf-8-sig").splitlines()) if any(row)]
     header = [name.strip().lower() for name in rows[0]] if rows else []
-    unknown = [name for name in header if name not in (*PER_STAGE, "message", "stage")]
+    unknown = [name for name in header if name not in (*PER_STAGE, "message", "per_message", "stage")]
     if unknown or "forward" not in header or len(rows) < 2:
         raise InvalidCosts(
             f"{source} has the columns {', '.join(header) or 'of no header'} and {max(len(rows) - 1, 0)} rows.",
-            f"Columns are stage, message, {', '.join(PER_STAGE)}; forward is needed, and a row per stage.",
+            f"Columns are stage, message, per_message, {', '.join(PER_STAGE)}; forward is needed, and a row per stage.",
         )
     columns: dict[str, Any] = {
         name: [_number(source, line, row, column) for line, row in enumerate(rows[1:], 2)]
         for column, name in enumerate(header)
         if name != "stage"
     }
+    if "per_message" in columns:
+        columns["per_message"] = max(columns["per_message"])
     return Costs(**columns)
 
 

@@ -28,7 +28,7 @@ class Timeline:
         source: ``simulated`` or ``measured``.
         memory_limit: most activations of a rank (unit: one micro-batch on one rank's layers); None for no limit.
         memory_limit_bytes: most bytes of a rank; None for no limit.
-        beside: another timeline of the same ranks, drawn under this one (measured under simulated).
+        beside: another timeline of the same ranks, drawn under this one on the same axis (simulated under measured).
     """
 
     schedule: Schedule
@@ -39,6 +39,21 @@ class Timeline:
     memory_limit: float | None = None
     memory_limit_bytes: int | None = None
     beside: Timeline | None = None
+
+    @property
+    def shown(self) -> tuple[Timeline, ...]:
+        """This one, and the one beside it."""
+        return (self,) if self.beside is None else (self, self.beside)
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether times are seconds, because one was measured; else they are in the unit of the costs."""
+        return any(one.source == "measured" for one in self.shown)
+
+    @property
+    def predicted(self) -> Timeline:
+        """The one that was simulated, of those that are shown; a measured one where there is no other."""
+        return next((one for one in self.shown if one.source == "simulated"), self)
 
     @cached_property
     def makespan(self) -> float:
@@ -198,7 +213,8 @@ class Timeline:
             "memory_limit": self.memory_limit, "memory_limit_bytes": self.memory_limit_bytes, "fits": self.fits,
             "only_simulated": schedule.only_simulated or None,
             "critical_path": [step.to_json() for step in critical_path(self)],
-            "change_first": [change.to_json() for change in what_to_change(self)],
+            "change_first": [change.to_json() for change in what_to_change(self.predicted)],
+            "beside": None if self.beside is None else self.beside.to_json(actions=actions),
         }  # fmt: skip
         if actions:
             document["actions"] = [

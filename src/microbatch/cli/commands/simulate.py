@@ -69,8 +69,9 @@ def _cost(name: str, default: str | None, help_: str) -> Callable[[Any], Any]:
     "--costs",
     "table",
     type=click.Path(path_type=Path),
-    metavar="CSV",
-    help="Costs from a file: a row per stage, columns forward, input_gradient, weight_gradient, message and so on.",
+    metavar="FILE",
+    help="Costs from a run saved by microbatch pipeline (.json), or a CSV with a row per stage: columns forward, "
+    "input_gradient, weight_gradient, message and so on.",
 )
 @click.option(
     "--memory-limit", type=_limit, metavar="N", help="Micro-batches on one rank's layers, or bytes as in 40GB."
@@ -178,14 +179,20 @@ def _schedule(name: str, stages: int | None, micro_batches: int | None, chunks: 
 def _costs(table: Path | None, **given: Any) -> Costs:
     from dataclasses import replace
 
-    from microbatch.pipeline.costs import Costs, costs_from_csv
+    from microbatch.pipeline.costs import Costs
+    from microbatch.pipeline.costs_file import read_costs
 
     costs = Costs(overlap=not given.pop("no_overlap"), **given)
     if table is None:
         return costs
-    read = costs_from_csv(table)
-    return replace(read, per_message=costs.per_message, overlap=costs.overlap, global_clip=costs.global_clip,
-                   pairs_apart=costs.pairs_apart)  # fmt: skip
+    read = read_costs(table)
+    return replace(
+        read,
+        per_message=costs.per_message or read.per_message,
+        overlap=costs.overlap and read.overlap,
+        global_clip=costs.global_clip or read.global_clip,
+        pairs_apart=costs.pairs_apart or read.pairs_apart,
+    )
 
 
 def _say(timeline: Timeline, outputs: tuple[Path, ...], *, as_json: bool, actions: bool) -> None:
