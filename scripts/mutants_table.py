@@ -5,10 +5,13 @@ from __future__ import annotations
 from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
 from scripts.mutants_frameworks import FRAMEWORKS
+from scripts.mutants_loading import LOADING
 from scripts.mutants_offline import OFFLINE
 from scripts.mutants_pipeline import PIPELINE
+from scripts.mutants_pipeline_run import PIPELINE_RUN
 from scripts.mutants_serving import SERVING
 from scripts.mutants_training import TRAINING
+from scripts.mutants_web import WEB
 from scripts.mutants_whole_batch import WHOLE_BATCH
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -370,7 +373,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ("updates.append(min(update, seconds[-1]))", "updates.append(update)", "an update is a part of its call"),
     ),
     *PIPELINE,
+    *PIPELINE_RUN,
     *SERVING,
+    *LOADING,
+    *WEB,
     *WHOLE_BATCH,
     *OFFLINE,
     *FRAMEWORKS,

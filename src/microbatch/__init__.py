@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from microbatch.batch.exactness import ExactnessReport
     from microbatch.batch.independence import check_independence
+    from microbatch.batch.pieces import Pieces
     from microbatch.batch.token_budget import TokenBudget
     from microbatch.curves.explanation import Explanation
     from microbatch.curves.profile import Profile
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         InvalidOutput,
         InvalidProfile,
         InvalidQuantity,
+        InvalidRequest,
         InvalidSchedule,
         InvalidSettings,
         MicrobatchError,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from microbatch.hardware.device_spec import DeviceSpec
+    from microbatch.pipeline.execution.pipeline import Pipeline
     from microbatch.pipeline.schedule import Schedule
     from microbatch.pipeline.simulate import simulate
     from microbatch.pipeline.timeline import Timeline
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from microbatch.training.joint.terms import JointTerm
     from microbatch.training.result import StepResult
     from microbatch.training.step import TrainStep
+    from microbatch.web.ray_serve import ray_application
 
 __version__ = "0.1.0"
 
@@ -86,6 +90,7 @@ __all__ = [
     "InvalidOutput",
     "InvalidProfile",
     "InvalidQuantity",
+    "InvalidRequest",
     "InvalidSchedule",
     "InvalidSettings",
     "JointTerm",
@@ -95,6 +100,8 @@ __all__ = [
     "NoAnswer",
     "NotServed",
     "Overloaded",
+    "Pieces",
+    "Pipeline",
     "Profile",
     "RankFailed",
     "RankOutOfMemory",
@@ -116,6 +123,7 @@ __all__ = [
     "none_where_empty",
     "predict",
     "profile",
+    "ray_application",
     "save",
     "show",
     "simulate",
@@ -142,6 +150,7 @@ _HOMES = {
     "InvalidOutput": "microbatch.errors",
     "InvalidProfile": "microbatch.errors",
     "InvalidQuantity": "microbatch.errors",
+    "InvalidRequest": "microbatch.errors",
     "InvalidSchedule": "microbatch.errors",
     "InvalidSettings": "microbatch.errors",
     "JointTerm": "microbatch.training.joint.terms",
@@ -151,6 +160,8 @@ _HOMES = {
     "NoAnswer": "microbatch.errors",
     "NotServed": "microbatch.errors",
     "Overloaded": "microbatch.errors",
+    "Pieces": "microbatch.batch.pieces",
+    "Pipeline": "microbatch.pipeline.execution.pipeline",
     "Profile": "microbatch.curves.profile",
     "RankFailed": "microbatch.errors",
     "RankOutOfMemory": "microbatch.errors",
@@ -172,6 +183,7 @@ _HOMES = {
     "none_where_empty": "microbatch.training.checkpoints.samples",
     "predict": "microbatch.profiling.predict",
     "profile": "microbatch.profiling.sweep",
+    "ray_application": "microbatch.web.ray_serve",
     "save": "microbatch.reporting.save",
     "show": "microbatch.reporting.save",
     "simulate": "microbatch.pipeline.simulate",

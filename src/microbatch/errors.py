@@ -14,7 +14,8 @@
     │   ├── InvalidCosts            costs of pipeline stages that do not fit the schedule, or are no times
     │   ├── InvalidSettings         options that contradict each other or lie outside their range
     │   ├── InvalidOutput           a function to be batched that does not return one result for each item
-    │   └── RequestTooLarge         a request with more items than the queue takes, or more work than a batch may have
+    │   ├── RequestTooLarge         a request with more items than the queue takes, or more work than a batch may have
+    │   └── InvalidRequest          a request over HTTP that cannot be read, or is not allowed; `status` says which
     ├── DoesNotFit                  a training step that runs out of memory at the smallest size; nothing was trained
     ├── RankFailed                  another rank of a distributed step failed, or is gone; no weights were changed
     │   └── RankOutOfMemory         it ran out of memory where all ranks must go through the same pieces
@@ -109,6 +110,22 @@ class InvalidOutput(UserError):
 
 class RequestTooLarge(UserError):
     """A request with more items than the queue takes, or more work than a batch may have."""
+
+
+class InvalidRequest(UserError):
+    """A request over HTTP that cannot be read, or that is not allowed.
+
+    Attributes:
+        status: of HTTP, 400 to 499.
+        headers: that go with it, such as the methods that are allowed.
+    """
+
+    def __init__(
+        self, message: str, remedy: str = "", status: int = 400, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        super().__init__(message, remedy)
+        self.status = status
+        self.headers = headers
 
 
 class DoesNotFit(MicrobatchError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from microbatch.serving.decisions.queue import Reply
@@ -22,6 +23,19 @@ def deliver(replies: Iterable[Reply]) -> None:
             loop.call_soon_threadsafe(_wake, futures)
         except RuntimeError:  # the loop has been closed: nobody waits there any more
             continue
+
+
+class Announced(list[Any]):
+    """Results that tell the event loop of each answer as it is put into its place, from whichever thread."""
+
+    def __init__(self, results: list[Any], loop: AbstractEventLoop, tell: Callable[[tuple[int, Any]], None]) -> None:
+        super().__init__(results)
+        self._loop, self._tell = loop, tell
+
+    def __setitem__(self, place: Any, result: Any) -> None:
+        super().__setitem__(place, result)
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._tell, (place, result))
 
 
 def only(results: list[Any]) -> Any:

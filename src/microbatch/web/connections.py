@@ -1,0 +1,98 @@
+"""uvicorn's connections with the bounds that it leaves open.
+
+uvicorn gives a request any time and any size until its headers are complete, and a client that was answered before it
+had sent its whole body may go on sending for ever. A few thousand such clients would hold every file descriptor. The
+one class here is given to uvicorn as its ``http=``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+HEADER_TIMEOUT = 15.0
+"""Seconds from the first byte of a request, or of the connection, to the end of the headers."""
+HEADER_LIMIT = 64 * 2**10
+"""Bytes of the request line and the headers together; what one read brings may be more, and is bounded by itself."""
+LEFTOVER_TIMEOUT = 10.0
+"""Seconds in which the rest of a body that was answered already is thrown away."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection, whose headers come in time and within a size, and whose leftovers end."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come; its first request is due."""
+        super().connection_made(transport)
+        self._header_bytes = 0
+        self._in_headers = self._begun = False
+        self._due: asyncio.TimerHandle | None = None
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._nothing_due()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """A part of the next request, or of several."""
+        super().data_received(data)
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > HEADER_LIMIT:
+                self._refuse(431, b"The headers are too large.")
+        elif self._due is None and self._answered_early():
+            self._due = self.loop.call_later(LEFTOVER_TIMEOUT, self.transport.close)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request, be it the first one of the connection or a later one."""
+        super().on_message_begin()
+        self._in_headers = self._begun = True
+        self._header_bytes = 0
+        if self._due is None:
+            self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        """The body begins, for which the application has its own bounds."""
+        self._in_headers = self._begun = False
+        self._nothing_due()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is complete; if it was answered before, uvicorn no longer waits for the next one with a limit."""
+        answered = self._answered_early()
+        self._nothing_due()
+        super().on_message_complete()
+        if answered:
+            self._expect_headers()
+
+    def _expect_headers(self) -> None:
+        self._due = self.loop.call_later(HEADER_TIMEOUT, self._too_slow)
+
+    def _answered_early(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and cycle.response_complete and cycle.more_body
+
+    def _nothing_due(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _too_slow(self) -> None:
+        """Whoever has begun a request is told; a connection that never said anything is just closed."""
+        self._due = None
+        if self._begun:
+            self._refuse(408, b"The headers did not come in time.")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, text: bytes) -> None:
+        """Close the connection; with a word, unless an earlier request is still being answered on it."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            document = b'{"error":{"type":"InvalidRequest","message":"%s","remedy":""}}' % text
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(document)
+            self.transport.write(STATUS_LINE[status] + head + document)
+        self.transport.close()
