@@ -6,6 +6,7 @@ from microbatch.batch.exactness import ExactnessReport
 from microbatch.curves.explanation import Explanation
 from microbatch.notebook import notebook_form
 from microbatch.pipeline.timeline import Timeline
+from microbatch.web.load.result import LoadReport
 
 
 @notebook_form.register
@@ -25,5 +26,12 @@ def _(result: ExactnessReport) -> str:
 @notebook_form.register
 def _(result: Timeline) -> str:
     from microbatch.reporting.timeline_page import to_notebook
+
+    return to_notebook(result)
+
+
+@notebook_form.register
+def _(result: LoadReport) -> str:
+    from microbatch.reporting.load_forms import to_notebook
 
     return to_notebook(result)

@@ -21,6 +21,7 @@ from microbatch.curves.profile import Profile
 from microbatch.errors import InvalidSettings
 from microbatch.pipeline.timeline import Timeline
 from microbatch.reporting.text import to_details, to_text
+from microbatch.web.load.result import LoadReport
 
 
 def save(result: object, path: str | os.PathLike[str]) -> Path:
@@ -40,24 +41,31 @@ def save(result: object, path: str | os.PathLike[str]) -> Path:
         InvalidSettings: an unknown suffix, a result without that form, or a folder that cannot be written to.
     """
     target = Path(path)
-    if isinstance(result, Timeline):
-        return _save_timeline(result, target)
-    write = FORMS.get(target.suffix.lower())
-    if write is None:
-        given = f"The suffix {target.suffix!r}" if target.suffix else "A name without a suffix"
-        raise InvalidSettings(f"{given} of {str(target)!r} names no form.", f"Use one of {', '.join(FORMS)}.")
+    write = _form(result, target)
     _check_folder(target)
     write_whole(target, write(result))
     return target
 
 
-def _save_timeline(timeline: Timeline, target: Path) -> Path:
-    from microbatch.reporting.timeline_forms import timeline_form
+def _form(result: object, target: Path) -> Callable[[Any], bytes]:
+    """What writes the result in the form that the suffix names; some results have forms of their own."""
+    if isinstance(result, Timeline):
+        from microbatch.reporting.timeline_forms import timeline_form
 
-    write = timeline_form(target)
-    _check_folder(target)
-    write_whole(target, write(timeline))
-    return target
+        return timeline_form(target)
+    if type(result).__name__ == "PipelineRun":  # its module loads the search for schedules
+        from microbatch.reporting.pipeline_run_forms import pipeline_run_form
+
+        return pipeline_run_form(target)
+    if isinstance(result, LoadReport):
+        from microbatch.reporting.load_forms import load_form
+
+        return load_form(target)
+    write = FORMS.get(target.suffix.lower())
+    if write is None:
+        given = f"The suffix {target.suffix!r}" if target.suffix else "A name without a suffix"
+        raise InvalidSettings(f"{given} of {str(target)!r} names no form.", f"Use one of {', '.join(FORMS)}.")
+    return write
 
 
 def _check_folder(target: Path) -> None:

@@ -16,8 +16,11 @@ from microbatch.reporting.tables import tables
 from microbatch.units import DTYPE_BYTES, format_bytes, format_number, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from microbatch.pipeline.run_report import PipelineRun
     from microbatch.pipeline.timeline import Timeline
     from microbatch.profiling.compare import Change, Comparison, Shift
+    from microbatch.serving.decisions.dry_run import DryRun
+    from microbatch.web.load.result import LoadReport
 
 WIDTH = 116
 """Columns that a line of a summary aims for."""
@@ -27,7 +30,7 @@ def to_text(result: object) -> str:
     """The result as lines of text, without colour and without a newline at the end.
 
     Args:
-        result: an Explanation, a Comparison, a Profile, a DeviceSpec or an ExactnessReport.
+        result: an Explanation, a Comparison, a Profile, a DeviceSpec, an ExactnessReport, a Timeline or a LoadReport.
 
     Raises:
         InvalidSettings: the result has no form as text.
@@ -177,6 +180,24 @@ def _timeline(timeline: Timeline) -> Iterable[str]:
     return lines(timeline)
 
 
+def _pipeline_run(run: PipelineRun) -> Iterable[str]:
+    from microbatch.reporting.pipeline_run_text import lines
+
+    return lines(run)
+
+
+def _load(report: LoadReport) -> Iterable[str]:
+    from microbatch.reporting.load_text import lines
+
+    return lines(report)
+
+
+def _dry_run(result: DryRun) -> Iterable[str]:
+    from microbatch.reporting.dry_run_text import lines
+
+    return lines(result)
+
+
 _FORMS: dict[str, Callable[[Any], Iterable[str]]] = {
     "Explanation": _explanation,
     "Comparison": _comparison,
@@ -184,5 +205,8 @@ _FORMS: dict[str, Callable[[Any], Iterable[str]]] = {
     "DeviceSpec": _device,
     "ExactnessReport": exactness.lines,
     "Timeline": _timeline,
+    "PipelineRun": _pipeline_run,
+    "DryRun": _dry_run,
+    "LoadReport": _load,
 }
 """Forms by the name of the class, so that showing a device does not load what compares profiles."""
