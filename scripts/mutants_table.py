@@ -5,6 +5,7 @@ from __future__ import annotations
 from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
 from scripts.mutants_frameworks import FRAMEWORKS
+from scripts.mutants_load import LOAD
 from scripts.mutants_loading import LOADING
 from scripts.mutants_offline import OFFLINE
 from scripts.mutants_pipeline import PIPELINE
@@ -376,6 +377,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *PIPELINE_RUN,
     *SERVING,
     *LOADING,
+    *LOAD,
     *WEB,
     *WHOLE_BATCH,
     *OFFLINE,
