@@ -71,6 +71,18 @@ def format_seconds(seconds: float) -> str:
     return f"{format_number(seconds / 1e-9)} ns"
 
 
+def format_duration(seconds: float) -> str:
+    """11 530 → ``3 h 12 min``: whole seconds, the two largest units."""
+    left, parts = round(seconds), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
 def format_bytes(count: float) -> str:
     """1 500 000 → ``1.5 MB`` (decimal units, as on a datasheet)."""
     return _scaled(count, "B")

@@ -14,13 +14,13 @@ import pytest
 from microbatch.curves.explanation import Ridge
 from microbatch.curves.profile import Environment, ExpertLoad, Point, Profile
 from microbatch.errors import InvalidSettings
+from microbatch.palette import PALETTES
 from microbatch.profiling.article import Article, Prediction, Section
 from microbatch.profiling.article_claims import Verdict
 from microbatch.profiling.article_curve import Curve, read_curve
 from microbatch.reporting.article_page import article_to_html, article_to_text, save_article
 from microbatch.reporting.article_picture import STROKES, curve_label, draw_section
 from microbatch.reporting.canvas import Width
-from microbatch.reporting.palette import PALETTES
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 

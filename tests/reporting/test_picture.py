@@ -15,10 +15,10 @@ from matplotlib.text import Text
 
 from microbatch.curves.explanation import Cliff, Explanation, Fit, Ridge
 from microbatch.errors import InvalidSettings
+from microbatch.palette import PALETTES, Theme
 from microbatch.reporting.canvas import Width, image, inline_svg, size_ticks, value_ticks
 from microbatch.reporting.marks import bands
 from microbatch.reporting.memory_picture import draw_memory
-from microbatch.reporting.palette import PALETTES, Theme
 from microbatch.reporting.picture import MOST_SAMPLES, draw, fitted_seconds
 from tests.reporting import examples
 

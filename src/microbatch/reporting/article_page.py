@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from microbatch import __version__
 from microbatch.errors import InvalidSettings
+from microbatch.palette import PALETTES
 from microbatch.profiling.article import Article, Prediction, Section
 from microbatch.profiling.article_claims import time_lost
 from microbatch.profiling.article_curve import Curve
 from microbatch.reporting.article_picture import draw_section, has_curves
 from microbatch.reporting.canvas import image, inline_svg
-from microbatch.reporting.palette import PALETTES
 from microbatch.reporting.save import pretty_json, write_whole
 from microbatch.reporting.table import Table
 from microbatch.units import format_number, format_percent, format_seconds

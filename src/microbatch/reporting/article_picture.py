@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from microbatch.errors import InvalidSettings
+from microbatch.palette import Theme
 from microbatch.profiling.article import Section
 from microbatch.profiling.article_curve import Curve
 from microbatch.reporting.canvas import (
@@ -25,7 +26,6 @@ from microbatch.reporting.canvas import (
     value_ticks,
 )
 from microbatch.reporting.marks import write_title
-from microbatch.reporting.palette import Theme
 from microbatch.reporting.picture import tick_text
 from microbatch.units import format_number, format_seconds
 

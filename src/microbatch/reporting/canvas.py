@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from microbatch.reporting.palette import PALETTES, Theme
+from microbatch.palette import PALETTES, Theme
 
 Width = Literal["wide", "narrow"]
 

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from microbatch.curves.explanation import Explanation
 from microbatch.curves.profile import MemoryCurve, Profile
 from microbatch.errors import InvalidSettings
+from microbatch.palette import Theme
 from microbatch.reporting import wording
 from microbatch.reporting.canvas import Sheet, Width, label_ticks, log_axes, padded, size_ticks, style, value_ticks
 from microbatch.reporting.marks import write_title
-from microbatch.reporting.palette import Theme
 from microbatch.reporting.picture import tick_text, write_heading
 from microbatch.units import format_bytes
 

@@ -13,10 +13,10 @@ from markupsafe import Markup
 
 from microbatch import __version__
 from microbatch.curves.explanation import Explanation
+from microbatch.palette import PALETTES
 from microbatch.reporting import micro_batches, prediction_wording, wording, zone_wording
 from microbatch.reporting.canvas import inline_svg
 from microbatch.reporting.memory_picture import draw_memory, has_memory
-from microbatch.reporting.palette import PALETTES
 from microbatch.reporting.picture import draw
 from microbatch.reporting.surface_picture import draw_surface
 from microbatch.reporting.tables import about_sizes, about_the_cut, about_the_run

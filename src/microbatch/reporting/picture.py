@@ -15,10 +15,10 @@ from matplotlib.path import Path
 
 from microbatch.curves.explanation import Explanation, Fit
 from microbatch.curves.profile import Point, Profile
+from microbatch.palette import Theme
 from microbatch.reporting import marks, wording
 from microbatch.reporting.beside_picture import draw_measured, measured_places
 from microbatch.reporting.canvas import Sheet, Width, label_ticks, log_axes, padded, size_ticks, style, value_ticks
-from microbatch.reporting.palette import Theme
 from microbatch.units import format_seconds
 
 MOST_MARKERS = 150

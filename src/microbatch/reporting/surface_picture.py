@@ -12,10 +12,10 @@ from matplotlib.patches import Rectangle
 
 from microbatch.curves.explanation import Explanation
 from microbatch.errors import InvalidSettings
+from microbatch.palette import Theme
 from microbatch.reporting import wording
 from microbatch.reporting.canvas import Sheet, Width, style
 from microbatch.reporting.marks import write_title
-from microbatch.reporting.palette import Theme
 from microbatch.reporting.picture import tick_text, write_heading
 from microbatch.reporting.surface import Grid, grid_of
 

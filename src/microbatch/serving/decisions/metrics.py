@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ from microbatch.serving.decisions.queue import Entry
 
 KEPT = 1000
 """Launches and latencies that are remembered."""
+LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds in seconds by which all latencies since the start are counted: three to a decade where servers live."""
+MOST_REASONS = 30
+"""A policy of the user may word each reason anew; beyond so many they are counted as `OTHER`."""
+OTHER = "another reason"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,15 @@ class Metrics:
         curve: expected seconds by cost.
         launches: the last ones.
         notes: what the user should know.
+        uptime: seconds since the start.
+        draining: about to stop: what waits is answered, nothing more is let in.
+        workers: all of them, dead or alive.
+        max_queue: items that may wait.
+        policy: its name.
+        latency_target: seconds, as the user set it; None without one.
+        busy_seconds: that workers spent on batches, in all.
+        latency_sum: of all answers, in seconds.
+        latency_counts: answers with a result by the bounds of `LATENCY_BUCKETS`; the last for those beyond.
     """
 
     accepted: int
@@ -97,6 +112,15 @@ class Metrics:
     curve: tuple[tuple[int, float], ...]
     launches: tuple[LaunchRecord, ...]
     notes: tuple[str, ...]
+    uptime: float = 0.0
+    draining: bool = False
+    workers: int = 1
+    max_queue: int = 0
+    policy: str = ""
+    latency_target: float | None = None
+    busy_seconds: float = 0.0
+    latency_sum: float = 0.0
+    latency_counts: tuple[int, ...] = (0,) * (len(LATENCY_BUCKETS) + 1)
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers."""
@@ -115,14 +139,15 @@ class Counters:
     def __init__(self) -> None:
         self.accepted = self.answered = self.failed = self.refused = self.expired = self.cancelled = 0
         self.batches = self.retries = self.items_run = self.real_work = self.padded_work = self.out_of_memory = 0
-        self.seconds_per_item = 0.0
+        self.seconds_per_item = self.busy_seconds = self.latency_sum = 0.0
         self.reasons: Counter[str] = Counter()
         self.batch_sizes: Counter[int] = Counter()
         self.latencies: deque[float] = deque(maxlen=KEPT)
+        self.latency_counts = [0] * (len(LATENCY_BUCKETS) + 1)
         self.launches: deque[LaunchRecord] = deque(maxlen=KEPT)
 
-    def totals(self) -> dict[str, int]:
-        """The plain counts, by their names in `Metrics`."""
+    def totals(self) -> dict[str, Any]:
+        """The plain counts and sums, by their names in `Metrics`."""
         return {name: getattr(self, name) for name in _TOTALS}
 
     def ran(self, entries: Sequence[Entry], size: int) -> None:
@@ -139,12 +164,16 @@ class Counters:
             return
         self.answered += 1
         self.latencies.append(seconds)
+        self.latency_sum += seconds
+        self.latency_counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
 
     def launched(self, record: LaunchRecord) -> None:
         """A batch has been answered."""
         self.batches += 1
         self.retries += record.calls - 1
-        self.reasons[record.reason] += 1
+        known = record.reason in self.reasons or len(self.reasons) < MOST_REASONS
+        self.reasons[record.reason if known else OTHER] += 1
+        self.busy_seconds += record.seconds
         self.batch_sizes[record.size] += 1
         self.launches.append(record)
         each = record.seconds / record.size
@@ -161,5 +190,5 @@ class Counters:
 
 _TOTALS = (
     "accepted", "answered", "failed", "refused", "expired", "cancelled", "batches", "retries", "items_run", "real_work",
-    "padded_work", "out_of_memory",
+    "padded_work", "out_of_memory", "latency_sum",
 )  # fmt: skip

@@ -23,14 +23,16 @@ class Reply:
         loop: the event loop that the future belongs to; None for threads.
         results: one for each item, an exception for an item that failed.
         left: items without an answer.
+        mark: what whoever looks on remembers of the request; None where nobody does.
     """
 
-    __slots__ = ("future", "left", "loop", "results")
+    __slots__ = ("future", "left", "loop", "mark", "results")
 
     def __init__(self, count: int, future: Any = None, loop: Any = None) -> None:
         self.future, self.loop = future, loop
         self.results: list[Any] = [None] * count
         self.left = count
+        self.mark: object = None
 
 
 class Entry:

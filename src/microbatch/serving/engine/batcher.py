@@ -28,6 +28,7 @@ from microbatch.serving.engine.answers import first_error, only
 from microbatch.serving.engine.facts import Describe, length_by_mask
 from microbatch.serving.engine.prepare import Plan, check_plan, is_module, prepare
 from microbatch.serving.engine.service import Service
+from microbatch.serving.engine.watching import Watch
 
 
 class DynamicBatcher:
@@ -113,6 +114,7 @@ class DynamicBatcher:
         self.name = name or getattr(run, "__name__", type(run).__name__)
         self._starting = threading.Lock()
         self._service: Service | None = None
+        self._watch: Watch | None = None
         self._closed = False
         self._numbers = count()
 
@@ -128,6 +130,7 @@ class DynamicBatcher:
                 raise Draining(f"{self.name} has been closed.", "Make a new one.")
             if self._service is None:
                 self._service = Service(self.name, prepare(self._plan), self._plan)
+                self._service.watch = self._watch
                 self._service.start()
         return self
 
@@ -136,6 +139,11 @@ class DynamicBatcher:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def started(self) -> bool:
+        """Whether it has begun to serve; `metrics` answers at once from then on."""
+        return self._service is not None
 
     @property
     def ready(self) -> bool:
@@ -150,6 +158,12 @@ class DynamicBatcher:
     def metrics(self) -> Metrics:
         """What has happened so far; starts the engine if need be."""
         return self._started().metrics()
+
+    def watch(self, watch: Watch | None) -> None:
+        """Let something look on at requests and batches, as `microbatch.web.tracing` does; None ends that."""
+        self._watch = watch
+        if self._service is not None:
+            self._service.watch = watch
 
     async def submit(self, item: Any, *, deadline: float | None = None, priority: int = 0) -> Any:
         """The result of one item.
@@ -250,6 +264,8 @@ class DynamicBatcher:
         """Entries in the queue; items whose callbacks fail have their error already."""
         now = time.monotonic()
         due = now + _checked(deadline) if deadline is not None else NEVER
+        if self._watch is not None:
+            reply.mark = self._watch.mark()
         entries = []
         for place, item in enumerate(items):
             try:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from microbatch.serving.engine.alarm import Alarm
 from microbatch.serving.engine.answers import deliver
 from microbatch.serving.engine.out_of_memory import free_again, ran_out
 from microbatch.serving.engine.prepare import Plan, Prepared, is_module
+from microbatch.serving.engine.watching import Watch, unwatched, watched
 from microbatch.serving.engine.workers import Worker
 from microbatch.units import format_seconds
 
@@ -65,8 +67,10 @@ class Service:
             plan: what the user asked for.
         """
         self.name, self.prepared = name, prepared
+        self.watch: Watch | None = None
         self._limits, self._latency = prepared.limits, prepared.latency
         self._stateful, self._by_cost = plan.stateful, plan.by_cost
+        self._latency_target = plan.wishes.latency_target
         self._fills_up = is_module(plan.run) and not plan.by_cost and not plan.stateful
         self._lock = threading.Lock()
         self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -161,10 +165,12 @@ class Service:
     def metrics(self) -> Metrics:
         """What has happened so far."""
         with self._lock:
-            counters, workers = self._counters, self.prepared.workers
-            gap = self._pace.pace(time.monotonic()).mean_gap
+            now, counters, workers = time.monotonic(), self._counters, self.prepared.workers
+            gap = self._pace.pace(now).mean_gap
+            under_way = sum(now - batch.launched for batch in self._running.values())
             return Metrics(
                 **counters.totals(),
+                busy_seconds=counters.busy_seconds + under_way,
                 worker_restarts=sum(worker.restarts for worker in workers),
                 waiting=len(self._queue),
                 running=sum(len(batch.entries) for batch in self._running.values()),
@@ -180,6 +186,13 @@ class Service:
                 curve=self._latency.curve(),
                 launches=tuple(counters.launches),
                 notes=self._limits.notes,
+                uptime=now - self._born,
+                draining=self._draining,
+                workers=len(workers),
+                max_queue=self._limits.max_queue,
+                policy=self._limits.policy,
+                latency_target=self._latency_target,
+                latency_counts=tuple(counters.latency_counts),
             )
 
     def close(self, timeout: float | None) -> None:
@@ -228,16 +241,21 @@ class Service:
                 logger.exception("%s: a batch could not be run", self.name)
                 self._give(batch, batch.entries, [error] * len(batch.entries))
             with self._lock:
-                del self._running[worker]
+                self._running.pop(worker, None)
             deliver(batch.done)
 
     def _run(self, worker: Worker, batch: _Batch) -> None:
-        calls = run_isolated(
-            batch.entries, partial(self._call, worker, batch), partial(self._give, batch), self._size_limit,
-            stateful=self._stateful, out_of_memory=partial(self._is_memory, worker),
-        )  # fmt: skip
-        with self._lock:
-            self._counters.launched(self._record(batch, calls))
+        watch = self.watch
+        with watched(watch, batch.entries, batch.reason) if watch else nullcontext(unwatched) as told:
+            calls = run_isolated(
+                batch.entries, partial(self._call, worker, batch), partial(self._give, batch), self._size_limit,
+                stateful=self._stateful, out_of_memory=partial(self._is_memory, worker),
+            )  # fmt: skip
+            with self._lock:
+                record = self._record(batch, calls)
+                self._counters.launched(record)
+                del self._running[worker]  # its seconds are counted: together with those under way never twice
+            told(record)
 
     def _look_again(self) -> None:
         """A worker died: if it was idle, its thread must wake up to start it again, for no request may come."""
