@@ -62,12 +62,17 @@ def _lanes(timeline: Timeline, least_width: float) -> Markup:
 def _changes(timeline: Timeline) -> list[tuple[str, str, str]]:
     return [
         (change.what, f"{format_percent(change.shorter_by)} shorter", format_percent(change.share))
-        for change in what_to_change(timeline)
+        for change in what_to_change(timeline.predicted)
     ]
 
 
 def _others(timeline: Timeline) -> list[tuple[str, str, str, str]]:
     return [
-        (wording.named(one, timeline), one.verdict, format_number(one.seconds), format_number(one.peak_activations))
-        for one in alternatives(timeline)
+        (
+            wording.named(one, timeline),
+            one.verdict,
+            wording.time(timeline, one.seconds),
+            format_number(one.peak_activations),
+        )
+        for one in alternatives(timeline.predicted)
     ]

@@ -61,11 +61,14 @@ class Frame:
 
 def frame_of(timeline: Timeline, least_width: float) -> Frame:
     """At least so wide, and wider where numbers would not fit into the boxes."""
-    shown = [timeline, *([timeline.beside] if timeline.beside else [])]
+    shown = timeline.shown
     longest = max(one.makespan for one in shown) or 1.0
     needed = _DIGIT * len(str(timeline.schedule.num_micro_batches - 1)) + 5
     boxes = np.concatenate([one.end - one.start for one in shown])
-    typical = float(np.quantile(boxes[boxes > 0], 0.1)) if (boxes > 0).any() else longest
+    boxes = boxes[
+        boxes > 0.1 * np.median(boxes)
+    ]  # an action that does nothing, as the first input gradient, has no number
+    typical = float(np.quantile(boxes, 0.1)) if len(boxes) else longest
     width = min(max(least_width, longest * needed / typical), _WIDEST)
     peaks = [max(one.peak_activations) for one in shown]
     return Frame(width / longest, width, len(shown), _HEADROOM * max(*peaks, timeline.memory_limit or 0.0))
@@ -159,14 +162,14 @@ def labels(timeline: Timeline, frame: Frame) -> str:
     """The name of each rank, with its peak under it."""
     parts = []
     for rank in range(timeline.schedule.ranks):
-        for number, one in enumerate(_shown(timeline)):
+        for number, one in enumerate(timeline.shown):
             y = rank * frame.row + number * (LANE + MEMORY)
             name = f"rank {rank}" if number == 0 else one.source
-            held = format_number(one.peak_activations[rank])
+            held = one.source if one is not timeline.shown[-1] else f"holds {format_number(one.peak_activations[rank])}"
             over = timeline.memory_limit is not None and one.peak_activations[rank] > timeline.memory_limit
             parts.append(
                 f'<text x="0" y="{y + 17:.1f}">{name}</text>'
-                f'<text class="{"over" if over else "soft"}" x="0" y="{y + LANE + 17:.1f}">holds {held}</text>'
+                f'<text class="{"over" if over else "soft"}" x="0" y="{y + LANE + 17:.1f}">{held}</text>'
             )
     return "".join(parts)
 
@@ -175,16 +178,12 @@ def lanes(timeline: Timeline, frame: Frame) -> str:
     """Every rank's actions and staircase, and the axis."""
     parts: list[str] = list(_grid(timeline, frame))
     for rank in range(timeline.schedule.ranks):
-        for number, one in enumerate(_shown(timeline)):
+        for number, one in enumerate(timeline.shown):
             y = rank * frame.row + number * (LANE + MEMORY)
             parts.append(f'<rect class="lane" x="0" y="{y:.1f}" width="{frame.width:.1f}" height="{LANE}"/>')
             parts += _actions(one, frame, rank, y)
             parts += _staircase(one, frame, rank, y + LANE)
     return "".join(parts)
-
-
-def _shown(timeline: Timeline) -> list[Timeline]:
-    return [timeline, timeline.beside] if timeline.beside else [timeline]
 
 
 def _actions(timeline: Timeline, frame: Frame, rank: int, y: float) -> Iterator[str]:
