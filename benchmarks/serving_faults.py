@@ -41,7 +41,7 @@ from benchmarks.peer_servers.callables import CALLABLES
 from benchmarks.peer_servers.environments import environment
 from benchmarks.peer_servers.items import ITEMS
 from benchmarks.peer_servers.running import DidNotStart, Server, ask, free_port, processes, serving
-from benchmarks.peer_servers.table import OURS, PEERS, Peer, Setting, command_of, settings_in_environment
+from benchmarks.peer_servers.table import OURS, PEERS, Peer, command_of, settings_in_environment
 
 Found = dict[str, Any]
 TRIES = 5
@@ -74,7 +74,9 @@ def poison(given: argparse.Namespace) -> Found:
 
 def _poisoned(peer: Peer, items: list[Any], expected: list[Any]) -> Found:
     """The worst of some tries; the window is the widest, so that the eight meet in a batch."""
-    setting = next((each for each in peer.settings if each.batch == 8 and each.window in (None, 0.01)), peer.settings[0])
+    setting = next(
+        (each for each in peer.settings if each.batch == 8 and each.window in (None, 0.01)), peer.settings[0]
+    )
     port = free_port()
     interpreter = sys.executable if peer.ours else str(environment(peer.name))
     variables = settings_in_environment("mlp", setting, port)
@@ -86,8 +88,9 @@ def _poisoned(peer: Peer, items: list[Any], expected: list[Any]) -> Found:
             after = ask(port, peer.path, peer.body(items[0]), timeout=PATIENCE)[0]
     except (DidNotStart, OSError) as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
-    return {"setting": setting.label, "right_of_7": min(right for right, _ in tries), "tries": [right for right, _ in tries],
-            "status_of_the_bad": sorted({status for _, status in tries}), "status_afterwards": after}  # fmt: skip
+    rights, statuses = zip(*tries)
+    return {"setting": setting.label, "right_of_7": min(rights), "tries": rights,
+            "status_of_the_bad": sorted(set(statuses)), "status_afterwards": after}  # fmt: skip
 
 
 def _poisoned_once(peer: Peer, port: int, items: list[Any], expected: list[Any], place: int) -> tuple[int, int]:
@@ -121,7 +124,13 @@ def vanish(_: argparse.Namespace) -> Found:
         run = metric(port, "microbatch_items_run_total") - run_before
     after = _seconds_of(replies)
     good = gone == 200 and run == 21 and all(reply.status == 200 for reply in replies) and after <= 2 * before + 0.05
-    return {"noticed": gone, "run_for_21_who_stayed": run, "seconds_before": before, "seconds_after": after, "kept": good}
+    return {
+        "noticed": gone,
+        "run_for_21_who_stayed": run,
+        "seconds_before": before,
+        "seconds_after": after,
+        "kept": good,
+    }
 
 
 def _cancelled(port: int) -> float:
@@ -202,7 +211,13 @@ def deadlines(_: argparse.Namespace) -> Found:
                 late += [reply.came - reply.sent - 0.5 for reply in replies if reply.status == 504]
     p95 = float(np.percentile(late, 95)) if late else None
     good = len(late) == 100 and p95 is not None and p95 <= 0.02 and min(late) >= -0.005
-    return {"tries": len(late), "late_p95": p95, "late_max": max(late, default=None), "statuses": dict(statuses), "kept": good}
+    return {
+        "tries": len(late),
+        "late_p95": p95,
+        "late_max": max(late, default=None),
+        "statuses": dict(statuses),
+        "kept": good,
+    }
 
 
 def bound(_: argparse.Namespace) -> Found:
@@ -218,7 +233,13 @@ def bound(_: argparse.Namespace) -> Found:
     slowest = max((reply.came - reply.sent for reply in refused), default=None)
     told = [reply.headers.get("retry-after") for reply in refused]
     good = (answered, len(refused)) == (4, 6) and slowest is not None and slowest < 0.5 and all(told)
-    return {"answered": answered, "refused": len(refused), "slowest_refusal": slowest, "retry_after": told, "kept": good}
+    return {
+        "answered": answered,
+        "refused": len(refused),
+        "slowest_refusal": slowest,
+        "retry_after": told,
+        "kept": good,
+    }
 
 
 def retry(_: argparse.Namespace) -> Found:
