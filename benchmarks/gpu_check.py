@@ -383,47 +383,20 @@ def resume(setting: Setting) -> dict[str, Any]:
     return {"noise_scale": found[0].to_json() if hasattr(found[0], "to_json") else found[0].value}
 
 
-def serving(setting: Setting) -> dict[str, Any]:
-    """A module behind the batching engine gives its own answers, and batches that do not fit are split."""
-    sys.path.append(str(Path(__file__).parents[1]))  # run as a file, only its own folder is known
-    from benchmarks import gpu_serving
-
-    return gpu_serving.serving(setting.device, tiny=setting.tiny)
-
-
-def sentences(setting: Setting) -> dict[str, Any]:
-    """A text has the vector that it has alone, by every pooling, whatever is in its batch."""
-    sys.path.append(str(Path(__file__).parents[1]))
-    from benchmarks import gpu_sentences
-
-    return gpu_sentences.sentences(setting.device, tiny=setting.tiny)
-
-
 Row = Callable[[Setting], dict[str, Any]]
 
 
-def whole_batch(setting: Setting) -> dict[str, Any]:
-    """A contrastive loss over batch norms in four pieces has the gradients of one pass, and less memory."""
-    sys.path.append(str(Path(__file__).parents[1]))
-    from benchmarks import gpu_whole_batch
+def in_file(name: str) -> Row:
+    """The row of that name in ``gpu_<name>.py``: from the device, and whether sizes are tiny, to what it found."""
 
-    return gpu_whole_batch.whole_batch(setting.device, tiny=setting.tiny)
+    def row(setting: Setting) -> dict[str, Any]:
+        sys.path.append(str(Path(__file__).parents[1]))  # run as a file, only its own folder is known
+        found: dict[str, Any] = getattr(importlib.import_module(f"benchmarks.gpu_{name}"), name)(
+            setting.device, tiny=setting.tiny
+        )
+        return found
 
-
-def offline(setting: Setting) -> dict[str, Any]:
-    """A data set through a model: outputs equal one pass and come back to the host; out of memory, pieces halve."""
-    sys.path.append(str(Path(__file__).parents[1]))
-    from benchmarks import gpu_offline
-
-    return gpu_offline.offline(setting.device, tiny=setting.tiny)
-
-
-def pipeline(setting: Setting) -> dict[str, Any]:
-    """A pipeline has the gradients of one process, and its actions take no longer than its step."""
-    sys.path.append(str(Path(__file__).parents[1]))
-    from benchmarks import gpu_pipeline
-
-    return gpu_pipeline.pipeline(setting.device, tiny=setting.tiny)
+    return row
 
 
 ROWS: dict[str, Row] = {
@@ -441,11 +414,11 @@ ROWS: dict[str, Row] = {
     "kernels": kernels,
     "wave edges": wave_edges,
     "resume": resume,
-    "serving": serving,
-    "sentences": sentences,
-    "whole batch": whole_batch,
-    "offline": offline,
-    "pipeline": pipeline,
+    "serving": in_file("serving"),
+    "sentences": in_file("sentences"),
+    "whole batch": in_file("whole_batch"),
+    "offline": in_file("offline"),
+    "pipeline": in_file("pipeline"),
 }
 
 

@@ -27,10 +27,16 @@ class Result(Protocol):
         """Plain dicts, lists and numbers."""
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """One document on standard output. Values that are not numbers become null, as JSON knows no NaN."""
+def print_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
+    """One document on standard output. Values that are not numbers become null, as JSON knows no NaN.
+
+    Args:
+        document: what is printed, with the version of its form.
+        one_line: for a reader that goes on to wait for more.
+    """
     with_version = {"schema_version": SCHEMA_VERSION, **document}
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(with_version), indent=2).decode() + "\n")
+    encoded = msgspec.json.encode(with_version)
+    sys.stdout.write((encoded if one_line else msgspec.json.format(encoded, indent=2)).decode() + "\n")
     sys.stdout.flush()
 
 

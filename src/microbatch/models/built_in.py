@@ -10,7 +10,6 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -20,6 +19,7 @@ from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.models.loaded import Loaded
 from microbatch.models.moe import moe
 from microbatch.models.networks import cnn, mlp, pool
+from microbatch.models.spelling import nearest
 from microbatch.models.transformer import decoder, transformer
 
 BUILT_IN: dict[str, Callable[..., Loaded]] = {
@@ -61,12 +61,6 @@ def _seeded(text: str, seed: int, make: Callable[[], Loaded]) -> Loaded:
 def settings(name: str) -> dict[str, object]:
     """Every setting of a built-in model with its default."""
     return {key: parameter.default for key, parameter in inspect.signature(BUILT_IN[name]).parameters.items()}
-
-
-def nearest(name: str, known: Any) -> str:
-    """A sentence with the names closest to `name`, or all of them."""
-    close = get_close_matches(name, list(known), n=3)
-    return f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(known)}."
 
 
 def _settings(model: str, text: str) -> dict[str, Any]:

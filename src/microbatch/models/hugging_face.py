@@ -6,12 +6,14 @@ Nothing is fetched, no code of the folder runs, and no pickle is opened: weights
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +53,22 @@ def load_folder(text: str, *, dtype: torch.dtype | None = None, weights: Weights
     return describe(text, model.eval(), folder.path, notes)
 
 
+def load_encoder(path: Path, *, dtype: torch.dtype | None = None) -> tuple[Any, tuple[str, ...]]:
+    """The model of a folder without the head that config.json names, in eval mode: what embeddings are made of.
+
+    Returns:
+        The model, and what a user must know of it, one sentence each.
+
+    Raises:
+        InvalidModel: as `load_folder`.
+    """
+    transformers = import_transformers(f"{path} is a Hugging Face folder")
+    folder = read_folder(path, list(transformers.CONFIG_MAPPING.keys()))
+    with quiet():
+        model, notes = _build(transformers, folder, dtype, "load", bare=True)
+    return model.eval(), notes
+
+
 def import_transformers(why: str) -> Any:
     """The package, made quiet: without progress bars, and with errors only unless TRANSFORMERS_VERBOSITY says more.
 
@@ -83,14 +101,14 @@ def quiet() -> Iterator[None]:
 
 
 def _build(
-    transformers: Any, folder: Folder, dtype: torch.dtype | None, weights: Weights
+    transformers: Any, folder: Folder, dtype: torch.dtype | None, weights: Weights, *, bare: bool = False
 ) -> tuple[Any, tuple[str, ...]]:
     make_config = transformers.CONFIG_MAPPING[folder.model_type].from_dict
     config = _attempt(f"{folder.path / 'config.json'} is not valid", lambda: make_config(folder.settings))
-    kind = _model_class(transformers, folder, config)
+    kind, options = (_bare_class if bare else _model_class)(transformers, folder, config)
     target = dtype or _own_dtype(config)
     if weights == "load" and folder.has_weights:
-        return _with_weights(kind, folder, config, target)
+        return _with_weights(kind, folder, config, target, options)
     notes = folder.notes
     stored = folder.settings.get("quantization_config")
     if isinstance(stored, dict):
@@ -99,7 +117,8 @@ def _build(
     if weights == "load":
         notes += (f"{folder.path} has no safetensors: the weights are random.",)
     device = "meta" if weights == "meta" else "cpu"
-    return _attempt(f"{kind.__name__} cannot be built", lambda: _without_weights(kind, config, target, device)), notes
+    build = partial(kind, **options)
+    return _attempt(f"{kind.__name__} cannot be built", lambda: _without_weights(build, config, target, device)), notes
 
 
 def _own_dtype(config: Any) -> torch.dtype:
@@ -117,7 +136,9 @@ def _without_weights(kind: Any, config: Any, dtype: torch.dtype, device: str) ->
         torch.set_default_dtype(before)
 
 
-def _with_weights(kind: Any, folder: Folder, config: Any, dtype: torch.dtype) -> tuple[Any, tuple[str, ...]]:
+def _with_weights(
+    kind: Any, folder: Folder, config: Any, dtype: torch.dtype, options: dict[str, Any]
+) -> tuple[Any, tuple[str, ...]]:
     def load() -> Any:
         return kind.from_pretrained(
             folder.path,
@@ -128,6 +149,7 @@ def _with_weights(kind: Any, folder: Folder, config: Any, dtype: torch.dtype) ->
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # checked below, in words of one line
             output_loading_info=True,
+            **options,
         )
 
     model, info = _attempt(f"The weights of {folder.path} cannot be loaded", load)
@@ -143,20 +165,31 @@ def _with_weights(kind: Any, folder: Folder, config: Any, dtype: torch.dtype) ->
     return model, (*folder.notes, note)
 
 
-def _model_class(transformers: Any, folder: Folder, config: Any) -> Any:
+def _model_class(transformers: Any, folder: Folder, config: Any) -> tuple[Any, dict[str, Any]]:
     """The class that config.json names, else the one that fits the model type best."""
     named = folder.settings.get("architectures")
     if not named:
-        return _fitting_class(transformers, folder.model_type, config)
+        return _fitting_class(transformers, folder.model_type, config), {}
     name = str(named[0]) if isinstance(named, list) else str(named)
     kind = getattr(transformers, name, None) if name.isidentifier() else None
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
-        return kind
+        return kind, {}
     close = get_close_matches(name, [key for key in dir(transformers) if "For" in key or key.endswith("Model")], n=3)
     raise InvalidModel(
         f"transformers has no architecture {name!r}, which {folder.path / 'config.json'} names.",
         f"Did you mean {' or '.join(close)}?" if close else "Install a newer transformers, or use file.py:callable.",
     )
+
+
+def _bare_class(transformers: Any, folder: Folder, config: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
+    """The class without a head, and how it is built without a pooling layer that nobody reads."""
+    auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
+    name = auto.MODEL_MAPPING_NAMES.get(folder.model_type)
+    if name is None:
+        raise InvalidModel(f"A {folder.model_type} has no form without its head in transformers.", "Use --as module.")
+    kind = getattr(transformers, name if isinstance(name, str) else name[0])
+    pooled = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    return kind, {"add_pooling_layer": False} if pooled else {}
 
 
 def _fitting_class(transformers: Any, model_type: str, config: Any) -> Any:

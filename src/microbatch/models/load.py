@@ -15,11 +15,13 @@ from torch.utils._pytree import tree_map_only
 
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.models.archive import load_archive
-from microbatch.models.built_in import BUILT_IN, build, nearest
+from microbatch.models.built_in import BUILT_IN, build
 from microbatch.models.hugging_face import load_folder
 from microbatch.models.loaded import Example, Loaded, Weights
+from microbatch.models.named_object import is_named
 from microbatch.models.pickles import is_pickle, refuse_pickle
-from microbatch.models.user_code import from_callable, is_callable
+from microbatch.models.spelling import nearest
+from microbatch.models.user_code import from_callable
 from microbatch.models.vision import PACKAGES, load_vision
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -145,7 +147,7 @@ FORMS: tuple[tuple[Callable[[str], bool], Form], ...] = (
     (lambda text: text.partition(":")[0] in PACKAGES and ":" in text, _load_vision),
     (lambda text: text.lower().endswith(".gguf"), _converting(_refuse_gguf)),
     (_is_folder, _load_folder),
-    (is_callable, _converting(from_callable)),
+    (is_named, _converting(from_callable)),
     (lambda _: True, _converting(_refuse_unknown)),
 )
 """Forms in the order in which they are tried: whether a text is of the form, and how it is loaded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,7 @@ from microbatch.notebook import notebook_form
 from microbatch.serving.decisions.latency import Latency, latency_of
 from microbatch.serving.decisions.limits import Limits, Wishes, settle
 from microbatch.serving.decisions.simulate import Simulated, simulate
-from microbatch.serving.decisions.traffic import TRAFFIC
+from microbatch.serving.decisions.traffic import TRAFFIC, Times, from_trace
 
 SHARES = (0.25, 0.5, 0.75, 0.9)
 """Of the maximum rate: what is simulated when no rates are given."""
@@ -103,7 +103,7 @@ def dry_run(
         source: a profile or its path, whose samples also tell how much the time of a batch varies; or a table.
         wishes: settings, as for the server.
         rates: requests per second; by default some shares of the maximum.
-        traffic: a name of `TRAFFIC`.
+        traffic: a name of `TRAFFIC`, or a CSV file of seconds: its shape is kept at every rate, its own one by default.
         workers: batches that run at once.
         requests: simulated at each rate.
         seed: of arrivals and of the times of batches.
@@ -112,8 +112,7 @@ def dry_run(
         InvalidSettings: contradictions, a rate that is not above zero, or an unknown traffic.
         InvalidProfile: a profile that cannot be used.
     """
-    if traffic not in TRAFFIC:
-        raise InvalidSettings(f"There is no traffic {traffic!r}.", f"Use one of {', '.join(TRAFFIC)}.")
+    arrive, own_rate = _arrivals(traffic)
     if wrong := [rate for rate in rates if not (rate > 0 and math.isfinite(rate))]:
         raise InvalidSettings(f"A rate of {wrong[0]} requests a second is not above zero.", "Give rates such as 250.")
     latency = source if isinstance(source, Latency) else latency_of(source)
@@ -121,9 +120,9 @@ def dry_run(
         raise InvalidSettings("Nothing is known about the latency.", "Give a profile.")
     limits = replace(settle(wishes or Wishes(), latency), max_queue=10**9)
     ratios = () if isinstance(source, Latency) else spread_of(source)
-    ask = _Question(latency, ratios, traffic, workers, requests, seed)
+    ask = _Question(latency, ratios, arrive, workers, requests, seed)
     most = ask.max_rate(limits)
-    wanted = tuple(rates) or tuple(share * most for share in SHARES)
+    wanted = tuple(rates) or ((own_rate,) if own_rate else tuple(share * most for share in SHARES))
     return DryRun(
         max_rate=most,
         at=tuple(ask.at(limits, rate, most) for rate in wanted),
@@ -133,6 +132,28 @@ def dry_run(
         what_if=tuple(ask.what_if(replace(limits, max_batch_size=size), wanted) for size in _others(latency, limits)),
         notes=limits.notes,
     )
+
+
+def _arrivals(traffic: str) -> tuple[Callable[[float, int, int], Times], float | None]:
+    """How requests come at a rate, and the rate of a trace.
+
+    Raises:
+        InvalidSettings: neither a name nor a file that can be used.
+    """
+    if traffic in TRAFFIC:
+        return TRAFFIC[traffic], None
+    if not Path(traffic).is_file():
+        raise InvalidSettings(f"There is no traffic {traffic!r}.", f"Use one of {', '.join(TRAFFIC)}, or a CSV file.")
+    trace = from_trace(traffic)
+    if trace[-1] == 0:
+        raise InvalidSettings(f"All times in {traffic} are the same, which is no rate.", "Give a longer trace.")
+    gap = float(trace[-1]) / (len(trace) - 1)
+
+    def repeated(rate: float, count: int, seed: int) -> Times:  # noqa: ARG001 (nothing is drawn)
+        turns = np.arange(-(-count // len(trace)))[:, None] * (trace[-1] + gap)
+        return np.asarray((trace + turns).reshape(-1)[:count] / (gap * rate))
+
+    return repeated, 1 / gap
 
 
 def spread_of(profile: str | Path | Profile) -> tuple[float, ...]:
@@ -147,7 +168,7 @@ class _Question:
 
     latency: Latency
     ratios: Sequence[float]
-    traffic: str
+    arrive: Callable[[float, int, int], Times]
     workers: int
     requests: int
     seed: int
@@ -160,7 +181,7 @@ class _Question:
     def at(self, limits: Limits, rate: float, most: float) -> AtRate:
         if rate >= most:
             return AtRate(rate=rate, p50=None, p99=None, mean_batch=None)
-        found = self._simulated(TRAFFIC[self.traffic](rate, self.requests, self.seed), limits)
+        found = self._simulated(self.arrive(rate, self.requests, self.seed), limits)
         return AtRate(rate=rate, p50=found.p50, p99=found.p99, mean_batch=found.mean_batch)
 
     def what_if(self, limits: Limits, rates: Sequence[float]) -> WhatIf:

@@ -1,0 +1,36 @@
+"""What is behind one name of a server. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from microbatch.serving.engine.batcher import DynamicBatcher
+from microbatch.serving.loading.reading import Reading
+
+Given = Mapping[str, Any]
+"""Settings of `DynamicBatcher` by name: those that the user gave, and no others."""
+
+KINDS = ("function", "module", "embeddings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One engine with its name.
+
+    Attributes:
+        name: in paths and requests.
+        text: the MODEL or function as the user wrote it.
+        kind: one of `KINDS`.
+        engine: not started yet.
+        takes: what one item is, in a few words.
+        notes: what the user must know, one sentence each.
+    """
+
+    name: str
+    text: str
+    kind: str
+    engine: DynamicBatcher | Reading
+    takes: str
+    notes: tuple[str, ...] = ()
