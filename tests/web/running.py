@@ -36,12 +36,12 @@ def running(engine: Any, *, server: Mapping[str, Any] | None = None, **options: 
 
 
 @contextmanager
-def running_application(app: Any, *, drain_timeout: float = 5.0) -> Iterator[str]:
+def running_application(app: Any, *, drain_timeout: float = 5.0, max_connections: int = 10_000) -> Iterator[str]:
     """The same for an application that was made already."""
     app.start()
     began = threading.Event()
     listener = bind("127.0.0.1", 0)
-    server = uvicorn_server(app, drain_timeout, None, None, began.set)
+    server = uvicorn_server(app, drain_timeout, None, None, began.set, max_connections)
     failed: queue.Queue[BaseException] = queue.Queue()
 
     def run() -> None:

@@ -35,6 +35,9 @@ KEEP_ALIVE = 75
 """Seconds that a connection may be idle between two requests; more than the 60 of common load balancers."""
 BACKLOG = 2048
 """Connections that the system holds while the event loop is busy."""
+MOST_CONNECTIONS = 10_000
+KEPT_FREE = 128
+"""Open files that are not for connections."""
 LAST_WORD = 5.0
 """Seconds for the answers that say that there will be none."""
 
@@ -47,6 +50,7 @@ def serve(
     drain_timeout: float = DRAIN_TIMEOUT,
     certificate: str | Path | None = None,
     private_key: str | Path | None = None,
+    max_connections: int | None = None,
     started: Callable[[str], None] | None = None,
 ) -> None:
     """Start the engines, then serve until SIGTERM or SIGINT; then answer what waits, and return.
@@ -57,20 +61,21 @@ def serve(
         port: 0 for any that is free.
         drain_timeout: seconds after which those who still wait are told that there will be no answer.
         certificate, private_key: files, for TLS.
+        max_connections: at once; whoever comes then is told so (503). As many as open files allow, if left out.
         started: called with the URL once requests are welcome.
 
     Raises:
         InvalidSettings: the port is in use, there is no such host, or a package or file is missing.
         MicrobatchError: what an engine raises that cannot start.
     """
-    _check(drain_timeout, certificate, private_key)
+    _check(drain_timeout, certificate, private_key, max_connections)
     listener = bind(host, port)
     with listener:
         app.start()
         _warn_of_strangers(app, host)
-        _more_files()
+        most = min(_more_files(), max_connections or MOST_CONNECTIONS)
         told = _told(started, listener, certificate) if started else None
-        server = uvicorn_server(app, drain_timeout, certificate, private_key, told)
+        server = uvicorn_server(app, drain_timeout, certificate, private_key, told, most)
         with _ends_in_peace():
             try:
                 server.run(sockets=[listener])
@@ -112,11 +117,17 @@ def uvicorn_server(
     certificate: str | Path | None,
     private_key: str | Path | None,
     started: Callable[[], None] | None,
+    max_connections: int = MOST_CONNECTIONS,
 ) -> Any:
     """uvicorn, with our connections and our end."""
     import uvicorn
 
     from microbatch.web.connections import Connection
+
+    class Bounded(Connection):
+        """One of them."""
+
+        most = max_connections
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -131,7 +142,7 @@ def uvicorn_server(
             patience.cancel()
 
     settings = uvicorn.Config(
-        app, http=Connection, ws="none", lifespan="on", log_config=None, log_level="error", access_log=False,
+        app, http=Bounded, ws="none", lifespan="on", log_config=None, log_level="error", access_log=False,
         proxy_headers=False, server_header=False, backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=round(drain_timeout + LAST_WORD) + 1,
         ssl_certfile=certificate, ssl_keyfile=private_key and str(private_key),
@@ -176,12 +187,14 @@ def _cannot_bind(host: str, port: int, error: OSError | OverflowError) -> Invali
     return InvalidSettings(f"Nothing can listen at {host}, port {port}: {error}.", "Try 127.0.0.1 and port 8000.")
 
 
-def _check(drain_timeout: float, certificate: object, private_key: object) -> None:
+def _check(drain_timeout: float, certificate: object, private_key: object, max_connections: int | None = None) -> None:
     missing = [name for name in ("uvicorn", "httptools") if importlib.util.find_spec(name) is None]
     if missing:
         raise InvalidSettings(f"{' and '.join(missing)} is not installed.", "Run: pip install 'microbatch[serve]'")
     if drain_timeout < 0:
         raise InvalidSettings(f"drain_timeout={drain_timeout} is below zero.", "Give seconds.")
+    if max_connections is not None and max_connections < 1:
+        raise InvalidSettings(f"max_connections={max_connections} lets nobody in.", "Give at least 1.")
     if (certificate is None) != (private_key is None):
         raise InvalidSettings("TLS needs a certificate and its private key.", "Give both, or neither.")
     for path in (certificate, private_key):
@@ -194,9 +207,11 @@ def _warn_of_strangers(app: Application, host: str) -> None:
         logger.warning("Whoever reaches %s can use this server: it asks for no key.", host)
 
 
-def _more_files() -> None:
-    """Each connection takes a file descriptor, and the usual 1024 are soon taken by slow clients."""
+def _more_files() -> int:
+    """Connections that there can be: each takes a file descriptor, and slow clients soon take the usual 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(allowed - KEPT_FREE, 1)
