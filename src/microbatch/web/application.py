@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from microbatch.errors import Draining, InvalidSettings
-from microbatch.web.bodies import ClientGone
+from microbatch.web.bodies import ClientGone, too_slow
 from microbatch.web.engine import Engine
 from microbatch.web.items import form_of
 from microbatch.web.keys import Keys
@@ -121,6 +121,7 @@ class Application:
             row, parameters = self._router.find(scope["method"], scope["path"])
             request = self._request(row, scope, receive, parameters)
             with Watch(request) as watch:
+                request.watch = watch
                 response = await row.handler(request)
                 if not isinstance(response.body, bytes):
                     await self._stream(response, scope, send)
@@ -128,9 +129,12 @@ class Application:
         except asyncio.CancelledError:
             if watch is not None and watch.gone:
                 return
-            if not self.stopping:
+            if watch is not None and watch.slow:
+                response = self._refusal(too_slow(self.body_timeout), row, scope)
+            elif self.stopping:
+                response = self._refusal(_STOPPING, row, scope)
+            else:
                 raise
-            response = self._refusal(_STOPPING, row, scope)
         except ClientGone:
             return
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
 from typing import Any, Protocol
@@ -44,11 +44,11 @@ class Engine(Protocol):
         ...
 
 
-async def submit(engine: Engine, item: Any, options: Options = NO_OPTIONS) -> Any:
-    """The result of one item; raises what the engine raises."""
+def submit(engine: Engine, item: Any, options: Options = NO_OPTIONS) -> Awaitable[Any]:
+    """The result of one item, to be awaited; raises what the engine raises."""
     if options is NO_OPTIONS:
-        return await engine.submit(item)
-    return await engine.submit(item, **_arguments(engine, options))
+        return engine.submit(item)
+    return engine.submit(item, **_arguments(engine, options))
 
 
 async def submit_many(engine: Engine, items: Sequence[Any], options: Options = NO_OPTIONS) -> list[Any]:

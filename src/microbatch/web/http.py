@@ -75,7 +75,10 @@ def read(body: bytes, codec: Codec, form: Form, *, many: bool = False) -> Asked:
         asked = Asked(rows_of(value), True)
     else:
         asked = Asked([value], False)
-    return asked._replace(items=[_readable(form, item) for item in asked.items])
+    items = asked.items
+    for place, item in enumerate(items):
+        items[place] = _readable(form, item)
+    return asked
 
 
 def opened(document: Any) -> Asked:
@@ -113,7 +116,10 @@ async def _answer_one(engine: Engine, form: Form, item: Any, options: Options, c
         result = await submit(engine, item, options)
     except Exception as error:
         raise blamed(error, form, item) from error
-    return await _encoded(codec, codec.encode, {"result": result} if codec.documents else result)
+    value = {"result": result} if codec.documents else result
+    if weight(result) < LARGE:
+        return Response(200, codec.encode(value), codec.media_type)
+    return await _encoded(codec, codec.encode, value)
 
 
 async def _answer_many(engine: Engine, form: Form, items: list[Any], options: Options, codec: Codec) -> Response:
@@ -170,13 +176,18 @@ async def _encoded(codec: Codec, encode: Callable[[Any], bytes], value: Any) -> 
 
 def weight(value: Any) -> int:
     """About how many numbers a result holds, from a look at its first members."""
-    if isinstance(value, Mapping):
-        return sum(weight(member) for member in value.values())
-    if isinstance(value, list | tuple):
-        return len(value) * max(1, weight(value[0])) if value else 0
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return len(value) * weight(value[0]) if value else 1
+    if kind is dict:
+        return sum(map(weight, value.values()))
+    if kind in _SINGLE:
+        return 1
     size = getattr(value, "numel", None)
     return int(size()) if callable(size) else int(getattr(value, "size", 1))
 
+
+_SINGLE = frozenset({float, int, bool, str, type(None)})
 
 ROUTES = (
     Route("POST", "/predict", predict, predict_operation),

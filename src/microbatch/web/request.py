@@ -12,6 +12,7 @@ from microbatch.errors import InvalidRequest
 from microbatch.web.bodies import read_body
 from microbatch.web.engine import Engine
 from microbatch.web.options import Options, from_headers
+from microbatch.web.watch import Watch
 
 if TYPE_CHECKING:
     from microbatch.web.application import Application
@@ -28,9 +29,10 @@ class Request:
         parameters: of its path.
         tenant: whose key it came with; empty without keys.
         unread: a body is still to be read.
+        watch: that looks after it.
     """
 
-    __slots__ = ("_headers", "application", "parameters", "receive", "scope", "tenant", "unread")
+    __slots__ = ("_headers", "application", "parameters", "receive", "scope", "tenant", "unread", "watch")
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Request:
         self.application, self.scope, self.receive = application, scope, receive
         self.parameters, self.tenant = parameters, tenant
         self.unread = scope["method"] == "POST"
+        self.watch: Watch | None = None
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes:
@@ -96,18 +99,17 @@ class Request:
         """All of the body; may be asked for once.
 
         Raises:
-            InvalidRequest: too large (413), too slow (408) or compressed (415).
+            InvalidRequest: too large (413) or compressed (415).
         """
-        coding = self.header(b"content-encoding").lower()
-        if coding not in (b"", b"identity"):
+        coding = self._headers.get(b"content-encoding", b"identity")
+        if coding.lower() != b"identity":
             raise InvalidRequest(
                 f"The body is compressed ({coding.decode('latin-1')[:40]}).", "Send it as it is.", status=415
             )
-        application = self.application
-        body = await read_body(
-            self.receive, self.header(b"content-length"), application.body_limit, application.body_timeout
-        )
+        body = await read_body(self.receive, self._headers.get(b"content-length", b""), self.application.body_limit)
         self.unread = False
+        if self.watch is not None:
+            self.watch.body_has_come()
         return body
 
     async def json(self, form: type[Document] | Any = Any) -> Document | Any:

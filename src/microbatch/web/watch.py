@@ -1,4 +1,4 @@
-"""Notices a client that has gone, and cancels the work that nobody waits for."""
+"""Looks after a request while it is worked on: a body that does not come, and a client that has gone, end it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ more than all routing."""
 
 
 class Watch:
-    """In its ``with`` block, the task of a request is cancelled when its client disconnects.
+    """In its ``with`` block, the task of a request is cancelled when its client disconnects or its body is too slow.
 
     Attributes:
-        gone: whether that has happened.
+        gone: the client has disconnected.
+        slow: the body did not come in time.
     """
 
-    __slots__ = ("_loop", "_request", "_task", "_timer", "_watcher", "gone")
+    __slots__ = ("_loop", "_request", "_task", "_timer", "_waits_for_body", "_watcher", "gone", "slow")
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self.gone = False
+        self.gone = self.slow = self._waits_for_body = False
         self._watcher: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Watch:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._timer = self._loop.call_later(GRACE, self._begin)
+        self._task = asyncio.current_task(self._loop)
+        self._timer = self._loop.call_later(GRACE, self._look)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -39,15 +40,33 @@ class Watch:
         if self._watcher is not None:
             self._watcher.cancel()
 
+    def body_has_come(self) -> None:
+        """Watch the client from now on, if the grace is over: two readers would have shared the parts of the body."""
+        if self._waits_for_body:
+            self._timer.cancel()
+            self._begin()
+
+    def _look(self) -> None:
+        """The grace is over."""
+        if not self._request.unread:
+            self._begin()
+            return
+        self._waits_for_body = True
+        self._timer = self._loop.call_later(self._request.application.body_timeout, self._end_slow)
+
     def _begin(self) -> None:
-        if self._request.unread:  # whoever reads the body notices by itself; two readers would share its parts
-            self._timer = self._loop.call_later(GRACE, self._begin)
-        else:
-            self._watcher = self._loop.create_task(self._wait())
+        self._watcher = self._loop.create_task(self._wait())
 
     async def _wait(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
         self.gone = True
+        self._end()
+
+    def _end_slow(self) -> None:
+        self.slow = True
+        self._end()
+
+    def _end(self) -> None:
         if self._task is not None:
             self._task.cancel()
