@@ -75,7 +75,7 @@ SERVING: tuple[Mutant, ...] = (
     *_rows(
         "serving/engine/service.py",
         "serving/test_batcher.py",
-        ("if self._queue.room < count:", "if False:", "the bound of the queue is exact"),
+        ("if queue.room_for(tenant) >= count:", "if True:", "the bound of the queue is exact"),
         ("                    self._queue.remove(entry)\n", "", "cancelled work never runs"),
         ("waited = self._queue.remove(entry)", "waited = False", "expired work never runs"),
         ("            self._draining = True", "            pass", "draining refuses what comes"),

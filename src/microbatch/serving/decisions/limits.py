@@ -27,6 +27,7 @@ class Wishes:
         max_queue_delay: seconds that an item waits beside a free worker, at most.
         latency_target: seconds from request to answer that a batch may not endanger.
         max_queue: most waiting items.
+        max_queue_per_tenant: most waiting items of one tenant; None for no bound of its own.
         token_budget: most padded work in a batch.
     """
 
@@ -35,6 +36,7 @@ class Wishes:
     max_queue_delay: float | None = None
     latency_target: float | None = None
     max_queue: int = 1024
+    max_queue_per_tenant: int | None = None
     token_budget: int | None = None
 
 
@@ -48,9 +50,11 @@ class Limits:
         max_batch_size: most items in a batch.
         max_queue_delay: see `Wishes`; None leaves it to the policy.
         max_queue: most waiting items.
+        max_queue_per_tenant: most waiting items of one tenant; None for no bound of its own.
         token_budget: most padded work in a batch; None without a bound.
         largest_item: work above which an item is refused; a single one may exceed a budget that the user did not set.
         batch_target: seconds that a batch may take; None without a target, or where the user set the size.
+        reason: why batches are no larger.
         notes: what the user should know, one sentence each.
     """
 
@@ -59,9 +63,11 @@ class Limits:
     max_batch_size: int
     max_queue_delay: float | None
     max_queue: int
+    max_queue_per_tenant: int | None = None
     token_budget: int | None
     largest_item: int | None = None
     batch_target: float | None = None
+    reason: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -86,9 +92,11 @@ def settle(wishes: Wishes, latency: Latency, *, by_cost: bool = False) -> Limits
         max_batch_size=wishes.max_batch_size or _size(wishes, latency, by_cost),
         max_queue_delay=wishes.max_queue_delay,
         max_queue=wishes.max_queue,
+        max_queue_per_tenant=wishes.max_queue_per_tenant,
         token_budget=wishes.token_budget or (_budget(wishes, latency) if by_cost else None),
         largest_item=wishes.token_budget,
         batch_target=None if wishes.max_batch_size else _batch_target(wishes),
+        reason=_reason(wishes, latency, by_cost),
         notes=notes,
     )
 
@@ -103,7 +111,7 @@ def _row(policy: str | Policy) -> Row:
 
 def _out_of_range(wishes: Wishes) -> list[str]:
     found = []
-    for name in ("max_batch_size", "max_queue", "token_budget"):
+    for name in ("max_batch_size", "max_queue", "max_queue_per_tenant", "token_budget"):
         value = getattr(wishes, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             found.append(f"{name}={value!r} is not a whole number of 1 or more.")
@@ -111,6 +119,8 @@ def _out_of_range(wishes: Wishes) -> list[str]:
         value = getattr(wishes, name)
         if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf")):
             found.append(f"{name}={value!r} is not a number of seconds.")
+    if not found and wishes.max_queue_per_tenant and wishes.max_queue_per_tenant > wishes.max_queue:
+        found.append(f"Of {wishes.max_queue} items in all, {wishes.max_queue_per_tenant} of one tenant cannot wait.")
     return found
 
 
@@ -148,6 +158,21 @@ def _size(wishes: Wishes, latency: Latency, by_cost: bool) -> int:
     if by_cost or not latency.known:
         return UNMEASURED
     return _largest(wishes, latency) if latency.gain() >= HELPS else latency.curve()[0][0]
+
+
+def _reason(wishes: Wishes, latency: Latency, by_cost: bool) -> str:
+    """Why batches are no larger, as part of a sentence."""
+    if wishes.max_batch_size:
+        return "as you set it"
+    if not latency.known:
+        return "until the latency has been learnt from requests"
+    if by_cost:
+        return "of like length" if wishes.token_budget is None else "within the token budget"
+    if latency.gain() < HELPS:
+        return "a larger one would not be faster"
+    if wishes.latency_target is not None and _largest(wishes, latency) < latency.recommended():
+        return f"the largest that keeps {format_seconds(wishes.latency_target)} with another batch ahead of it"
+    return "the smallest within 2 % of the best throughput"
 
 
 def _largest(wishes: Wishes, latency: Latency) -> int:

@@ -6,11 +6,12 @@ import dataclasses
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from microbatch.notebook import notebook_form
 from microbatch.serving.decisions.queue import Entry
+from microbatch.serving.decisions.tenants import TenantCounters, TenantMetrics
 
 KEPT = 1000
 """Launches and latencies that are remembered."""
@@ -83,6 +84,7 @@ class Metrics:
         busy_seconds: that workers spent on batches, in all.
         latency_sum: of all answers, in seconds.
         latency_counts: answers with a result by the bounds of `LATENCY_BUCKETS`; the last for those beyond.
+        tenants: by name, the last `MOST_TENANTS` that asked; requests of nobody in particular are not among them.
     """
 
     accepted: int
@@ -121,6 +123,7 @@ class Metrics:
     busy_seconds: float = 0.0
     latency_sum: float = 0.0
     latency_counts: tuple[int, ...] = (0,) * (len(LATENCY_BUCKETS) + 1)
+    tenants: dict[str, TenantMetrics] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers."""
@@ -145,6 +148,7 @@ class Counters:
         self.latencies: deque[float] = deque(maxlen=KEPT)
         self.latency_counts = [0] * (len(LATENCY_BUCKETS) + 1)
         self.launches: deque[LaunchRecord] = deque(maxlen=KEPT)
+        self.tenants = TenantCounters()
 
     def totals(self) -> dict[str, Any]:
         """The plain counts and sums, by their names in `Metrics`."""
@@ -157,8 +161,9 @@ class Counters:
         self.real_work += real
         self.padded_work += max(real, size * max(entry.facts.length for entry in entries))
 
-    def answer(self, result: object, seconds: float) -> None:
+    def answer(self, entry: Entry, result: object, seconds: float) -> None:
         """An item got its result or its own error, so long after it came."""
+        self.tenants.answer(entry, result, seconds)
         if isinstance(result, BaseException):
             self.failed += 1
             return

@@ -10,7 +10,7 @@ import heapq
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from microbatch.serving.decisions.choose import work_of
 from microbatch.serving.decisions.latency import Latency
 from microbatch.serving.decisions.limits import Limits
 from microbatch.serving.decisions.queue import Entry, Reply, RequestQueue
+from microbatch.serving.decisions.tenants import TenantCounters, TenantMetrics
 from microbatch.serving.decisions.traffic import Times
 from microbatch.serving.decisions.view import NEVER, QueueView, Waiting
 
@@ -43,6 +44,7 @@ class Simulated:
         throughput: answered requests per second, from the first arrival to the last answer.
         padded_over_real: padded work over real work.
         reasons: launches by reason.
+        tenants: what each had; empty where no request says whose it is.
     """
 
     answered: int
@@ -56,6 +58,7 @@ class Simulated:
     throughput: float
     padded_over_real: float
     reasons: dict[str, int]
+    tenants: dict[str, TenantMetrics] = field(default_factory=dict)
 
 
 class _Source(Protocol):
@@ -136,7 +139,7 @@ class _Line:
         self._times: list[float] = []
         self._head, self._most = 0, most
         self._batches: list[tuple[int, float]] = []
-        self.real = self.padded = self.late = self.expired = 0
+        self.real = self.padded = self.late = self.expired = self.pushed_out = 0
 
     def __len__(self) -> int:
         return len(self._times) - self._head
@@ -167,6 +170,13 @@ class _Line:
     def expire(self, now: float) -> None:
         """Nothing does."""
 
+    def rest(self) -> None:
+        """Nobody owes anything here."""
+
+    def tenants(self) -> dict[str, TenantMetrics]:
+        """Nobody says."""
+        return {}
+
     def latencies(self) -> Times:
         counts, finished = zip(*self._batches) if self._batches else ((), ())
         answered: Times = np.repeat(np.array(finished, dtype=float), np.array(counts, dtype=int))
@@ -175,17 +185,18 @@ class _Line:
 
 
 class _Mixed:
-    """Requests with lengths, costs, keys, deadlines and priorities, in the queue of the real server."""
+    """Requests with lengths, costs, keys, deadlines, priorities and tenants, in the queue of the real server."""
 
     uniform = False
 
-    def __init__(self, requests: Sequence[Waiting], most: int) -> None:
-        self._queue = RequestQueue(most)
+    def __init__(self, requests: Sequence[Waiting], limits: Limits) -> None:
+        self._queue = RequestQueue(limits.max_queue, limits.max_queue_per_tenant)
         self._requests = iter(sorted(requests, key=lambda request: request.arrived))
         self._number = 0
         self._latencies: list[float] = []
         self._deadlines: list[tuple[float, int, Entry]] = []
-        self.real = self.padded = self.late = self.expired = 0
+        self._tenants = TenantCounters(most=len(requests), kept=len(requests))
+        self.real = self.padded = self.late = self.expired = self.pushed_out = 0
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -196,15 +207,26 @@ class _Mixed:
         for now in times:
             facts = next(self._requests)
             self.expire(now)
-            if self._queue.room:
+            if self._has_room(facts.tenant):
                 self._enter(facts)
                 accepted.append(now)
+            else:
+                self._tenants.came("refused", facts.tenant, 1)
         return accepted
+
+    def _has_room(self, tenant: str) -> bool:
+        if self._queue.room_for(tenant):
+            return True
+        gone = self._queue.make_room(tenant, 1)
+        self._tenants.count("refused", gone)
+        self.pushed_out += len(gone)
+        return bool(gone)
 
     def _enter(self, facts: Waiting) -> None:
         self._number += 1
         entry = Entry(None, facts, self._number, Reply(1))
         self._queue.add(entry)
+        self._tenants.came("accepted", facts.tenant, 1)
         if facts.deadline < NEVER:
             heapq.heappush(self._deadlines, (facts.deadline, self._number, entry))
 
@@ -220,17 +242,32 @@ class _Mixed:
 
     def take(self, places: Sequence[int], finish: float) -> None:
         taken = self._queue.take(places)
-        facts = [entry.facts for entry in taken]
-        self.real += sum(each.length for each in facts)
-        self.padded += len(facts) * max(each.length for each in facts)
-        late = sum(finish > each.deadline for each in facts)
-        self.late += late
-        self.expired += late
-        self._latencies += [finish - each.arrived for each in facts if finish <= each.deadline]
+        self._tenants.launched(taken)
+        self.real += sum(entry.facts.length for entry in taken)
+        self.padded += len(taken) * max(entry.facts.length for entry in taken)
+        late = [entry for entry in taken if finish > entry.facts.deadline]
+        self.late += len(late)
+        self._has_expired(late)
+        for entry in taken:
+            if finish <= entry.facts.deadline:
+                self._latencies.append(finish - entry.facts.arrived)
+                self._tenants.answer(entry, None, finish - entry.facts.arrived)
 
     def expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            self.expired += self._queue.remove(heapq.heappop(self._deadlines)[2])
+            entry = heapq.heappop(self._deadlines)[2]
+            if self._queue.remove(entry):
+                self._has_expired([entry])
+
+    def _has_expired(self, entries: list[Entry]) -> None:
+        self.expired += len(entries)
+        self._tenants.count("expired", entries)
+
+    def rest(self) -> None:
+        self._queue.rest()
+
+    def tenants(self) -> dict[str, TenantMetrics]:
+        return self._tenants.metrics({})
 
     def latencies(self) -> Times:
         return np.array(self._latencies)
@@ -257,7 +294,7 @@ def simulate(
     """
     if len(arrivals) and isinstance(arrivals[0], Waiting):
         requests: list[Waiting] = [each for each in arrivals if isinstance(each, Waiting)]
-        line: _Line | _Mixed = _Mixed(requests, limits.max_queue)
+        line: _Line | _Mixed = _Mixed(requests, limits)
         times: Sequence[float] = sorted(request.arrived for request in requests)
     else:
         line, times = _Line(limits.max_queue), np.asarray(arrivals, dtype=float).tolist()
@@ -317,6 +354,8 @@ def _run(
             pace.answered(count, end)
             source.answered(count, end)
         line.expire(now)
+        if not running and not len(line):
+            line.rest()
         until = NEVER
         if free and len(line):
             view = QueueView(
@@ -352,7 +391,7 @@ def _result(line: _Line | _Mixed, refused: int, reasons: dict[str, int], wall: f
     batches = sum(reasons.values())
     return Simulated(
         answered=len(latencies),
-        refused=refused,
+        refused=refused + line.pushed_out,
         expired=line.expired,
         late=line.late,
         p50=p50,
@@ -362,4 +401,5 @@ def _result(line: _Line | _Mixed, refused: int, reasons: dict[str, int], wall: f
         throughput=len(latencies) / wall if wall > 0 else 0.0,
         padded_over_real=line.padded / line.real if line.real else 1.0,
         reasons=reasons,
+        tenants=line.tenants(),
     )

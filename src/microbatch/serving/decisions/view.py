@@ -22,6 +22,7 @@ class Waiting(NamedTuple):
         deadline: when its answer is worth nothing any more.
         priority: larger goes first.
         key: only items of one key share a batch.
+        tenant: whose it is; tenants that wait share alike. Empty where nobody says.
     """
 
     arrived: float
@@ -30,6 +31,7 @@ class Waiting(NamedTuple):
     deadline: float = NEVER
     priority: int = 0
     key: object = None
+    tenant: str = ""
 
 
 class Pace(NamedTuple):

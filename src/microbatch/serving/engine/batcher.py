@@ -11,7 +11,7 @@ import concurrent.futures
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from typing import Any
 from microbatch.batch.exactness import ExactnessReport
 from microbatch.curves.profile import Profile
 from microbatch.errors import Draining, InvalidSettings
-from microbatch.serving.decisions.limits import Wishes
+from microbatch.serving.decisions.limits import Limits, Wishes
 from microbatch.serving.decisions.metrics import Metrics
 from microbatch.serving.decisions.policies import DEFAULT
 from microbatch.serving.decisions.queue import Entry, Reply
 from microbatch.serving.decisions.view import NEVER, Policy, Waiting
-from microbatch.serving.engine.answers import first_error, only
+from microbatch.serving.engine.answers import Announced, first_error, only
 from microbatch.serving.engine.facts import Describe, length_by_mask
+from microbatch.serving.engine.gate import Gate
 from microbatch.serving.engine.prepare import Plan, check_plan, is_module, prepare
 from microbatch.serving.engine.service import Service
 from microbatch.serving.engine.watching import Watch
@@ -50,6 +51,7 @@ class DynamicBatcher:
         max_queue_delay: float | None = None,
         latency_target: float | None = None,
         max_queue: int = 1024,
+        max_queue_per_tenant: int | None = None,
         token_budget: Any = None,
         cost: Callable[[Any], int] | None = None,
         length: Callable[[Any], int] | None = None,
@@ -75,6 +77,8 @@ class DynamicBatcher:
             max_queue_delay: seconds that an item waits beside a free worker, at most.
             latency_target: seconds from request to answer; bounds the batch.
             max_queue: most items that wait; whoever comes then is refused with `Overloaded`.
+            max_queue_per_tenant: most of them of one tenant. Without it a full queue makes room for a tenant within its
+                share by refusing the last of the one that has the most.
             token_budget: most padded work of a batch: a number, or a `TokenBudget`.
             cost: work of an item, as in tokens; 1 by default.
             length: of an item, where a batch is padded to its longest; then padded work is at most 1.5 times real work.
@@ -91,6 +95,7 @@ class DynamicBatcher:
         Raises:
             InvalidSettings: settings that contradict each other, all in one error.
         """
+        self._settings = {key: value for key, value in locals().items() if key != "self"}
         tokens = getattr(token_budget, "tokens", token_budget)
         length = length or getattr(token_budget, "length", None) or getattr(collate, "length", None)
         by_form = is_module(run) and collate is None
@@ -98,13 +103,10 @@ class DynamicBatcher:
             length = length_by_mask(examples)
         self._describe = Describe(cost, length, key, by_form=by_form)
         wishes = Wishes(
-            policy=policy,
-            max_batch_size=max_batch_size,
-            max_queue_delay=max_queue_delay,
-            latency_target=latency_target,
-            max_queue=max_queue,
+            policy=policy, max_batch_size=max_batch_size, max_queue_delay=max_queue_delay,
+            latency_target=latency_target, max_queue=max_queue, max_queue_per_tenant=max_queue_per_tenant,
             token_budget=tokens,
-        )
+        )  # fmt: skip
         self._plan = Plan(
             run=run, profile=profile, examples=examples, wishes=wishes, facts=self._describe.facts,
             by_cost=self._describe.by_cost, collate=collate, workers=workers, processes=processes,
@@ -115,6 +117,7 @@ class DynamicBatcher:
         self._starting = threading.Lock()
         self._service: Service | None = None
         self._watch: Watch | None = None
+        self._gate: Gate | None = None
         self._closed = False
         self._numbers = count()
 
@@ -130,9 +133,13 @@ class DynamicBatcher:
                 raise Draining(f"{self.name} has been closed.", "Make a new one.")
             if self._service is None:
                 self._service = Service(self.name, prepare(self._plan), self._plan)
-                self._service.watch = self._watch
+                self._service.watch, self._service.gate = self._watch, self._gate
                 self._service.start()
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process it is a new one there, with the same settings and not yet started."""
+        return _anew, (self._settings,)
 
     def __enter__(self) -> DynamicBatcher:
         return self.start()
@@ -155,6 +162,21 @@ class DynamicBatcher:
         """Of the comparison of answers alone and in a batch; None before the start, or where it was not made."""
         return None if self._service is None else self._service.prepared.report
 
+    @property
+    def limits(self) -> Limits | None:
+        """What it keeps to, with the reason; None before the start."""
+        return None if self._service is None else self._service.prepared.limits
+
+    @property
+    def run(self) -> Any:
+        """The function or module, as it was given."""
+        return self._plan.run
+
+    @property
+    def examples(self) -> tuple[Any, ...]:
+        """Items as they were given to warm up with."""
+        return tuple(self._plan.examples)
+
     def metrics(self) -> Metrics:
         """What has happened so far; starts the engine if need be."""
         return self._started().metrics()
@@ -165,21 +187,35 @@ class DynamicBatcher:
         if self._service is not None:
             self._service.watch = watch
 
-    async def submit(self, item: Any, *, deadline: float | None = None, priority: int = 0) -> Any:
+    @property
+    def on_cpu(self) -> bool:
+        """Whether batches run on the CPU of this machine, as far as is known."""
+        return not self._plan.devices or "cpu" in self._plan.devices
+
+    def share(self, gate: Gate) -> None:
+        """Take turns with other engines; see `microbatch.serving.engine.gate.share_cpu`."""
+        self._gate = gate
+        if self._service is not None:
+            self._service.gate = gate
+
+    async def submit(self, item: Any, *, deadline: float | None = None, priority: int = 0, tenant: str = "") -> Any:
         """The result of one item.
 
         Args:
             item: as the function takes it, in a list.
             deadline: seconds from now, after which the answer is `DeadlineExceeded`.
             priority: larger goes first.
+            tenant: whose it is; tenants that wait are served alike, however much one of them sends.
 
         Raises:
             Overloaded, DeadlineExceeded, RequestTooLarge, Draining, WorkerDied: see `microbatch.errors`.
             Exception: what the function, or a callback, raised for this item.
         """
-        return only(await self.submit_many([item], deadline=deadline, priority=priority))
+        return only(await self.submit_many([item], deadline=deadline, priority=priority, tenant=tenant))
 
-    async def submit_many(self, items: Sequence[Any], *, deadline: float | None = None, priority: int = 0) -> list[Any]:
+    async def submit_many(
+        self, items: Sequence[Any], *, deadline: float | None = None, priority: int = 0, tenant: str = ""
+    ) -> list[Any]:
         """The results of a request with several items, in order; the exception of an item in its place.
 
         Items count one by one: they may be spread over batches, and the queue takes all of them or none.
@@ -192,7 +228,7 @@ class DynamicBatcher:
             service = await asyncio.to_thread(self._started)
         loop = asyncio.get_running_loop()
         reply = Reply(len(items), loop.create_future(), loop)
-        entries = self._enter(service, items, reply, deadline, priority)
+        entries = self._enter(service, items, reply, deadline, priority, tenant)
         if reply.left:
             try:
                 await reply.future
@@ -201,11 +237,32 @@ class DynamicBatcher:
                 raise
         return reply.results
 
-    def call(self, item: Any, *, deadline: float | None = None, priority: int = 0) -> Any:
+    async def submit_each(
+        self, items: Sequence[Any], *, deadline: float | None = None, priority: int = 0, tenant: str = ""
+    ) -> AsyncIterator[tuple[int, Any]]:
+        """The place and the result, or exception, of each item of a request, as they are answered.
+
+        Raises:
+            Overloaded, RequestTooLarge, Draining: the request was not accepted.
+        """
+        service = self._service
+        if service is None:
+            service = await asyncio.to_thread(self._started)
+        loop = asyncio.get_running_loop()
+        reply, answered = Reply(len(items), loop.create_future(), loop), asyncio.Queue[tuple[int, Any]]()
+        reply.results = Announced(reply.results, loop, answered.put_nowait)
+        entries = self._enter(service, items, reply, deadline, priority, tenant)
+        try:
+            for _ in items:
+                yield await answered.get()
+        finally:  # nobody waits for the rest
+            service.withdraw(entries)
+
+    def call(self, item: Any, *, deadline: float | None = None, priority: int = 0, tenant: str = "") -> Any:
         """As `submit`, for a thread that may wait."""
         service = self._started()
         reply = Reply(1, concurrent.futures.Future())
-        entries = self._enter(service, [item], reply, deadline, priority)
+        entries = self._enter(service, [item], reply, deadline, priority, tenant)
         return only(_wait(service, reply, entries))
 
     def map(self, items: Iterable[Any], *, return_errors: bool = False) -> list[Any]:
@@ -258,18 +315,21 @@ class DynamicBatcher:
         reply: Reply,
         deadline: float | None,
         priority: int,
+        tenant: object = "",
         *,
         patient: bool = False,
     ) -> list[Entry]:
         """Entries in the queue; items whose callbacks fail have their error already."""
         now = time.monotonic()
         due = now + _checked(deadline) if deadline is not None else NEVER
+        if not isinstance(tenant, str):
+            raise InvalidSettings(f"tenant={tenant!r} is not text.", "Give the name of whose request it is.")
         if self._watch is not None:
             reply.mark = self._watch.mark()
         entries = []
         for place, item in enumerate(items):
             try:
-                facts = self._describe.facts(item)._replace(arrived=now, deadline=due, priority=priority)
+                facts = self._describe.facts(item)._replace(arrived=now, deadline=due, priority=priority, tenant=tenant)
                 service.check_size(facts)
             except Exception as error:
                 Entry(item, Waiting(now), 0, reply, place).settle(error)
@@ -277,6 +337,10 @@ class DynamicBatcher:
             entries.append(Entry(item, facts, next(self._numbers), reply, place))
         service.enter(entries, patient=patient)
         return entries
+
+
+def _anew(settings: dict[str, Any]) -> DynamicBatcher:
+    return DynamicBatcher(**settings)
 
 
 def _wait(service: Service, reply: Reply, entries: list[Entry]) -> list[Any]:

@@ -21,6 +21,7 @@ from microbatch.serving.decisions.queue import Entry, Reply, RequestQueue
 from microbatch.serving.decisions.view import NEVER, Decision, QueueView, Waiting
 from microbatch.serving.engine.alarm import Alarm
 from microbatch.serving.engine.answers import deliver
+from microbatch.serving.engine.gate import Gate, Ticket
 from microbatch.serving.engine.out_of_memory import free_again, ran_out
 from microbatch.serving.engine.prepare import Plan, Prepared, is_module
 from microbatch.serving.engine.watching import Watch, unwatched, watched
@@ -46,6 +47,7 @@ class _Batch:
         waited: how long its oldest item had waited then.
         expected: seconds that it should take.
         done: answered requests that are still to be woken up: before the next call, or when all is counted.
+        ticket: of the gate that engines on one CPU share; None without one.
     """
 
     entries: list[Entry]
@@ -54,6 +56,7 @@ class _Batch:
     waited: float
     expected: float
     done: list[Reply] = field(default_factory=list)
+    ticket: Ticket | None = None
 
 
 class Service:
@@ -68,19 +71,21 @@ class Service:
         """
         self.name, self.prepared = name, prepared
         self.watch: Watch | None = None
+        self.gate: Gate | None = None
         self._limits, self._latency = prepared.limits, prepared.latency
         self._stateful, self._by_cost = plan.stateful, plan.by_cost
         self._latency_target = plan.wishes.latency_target
         self._fills_up = is_module(plan.run) and not plan.by_cost and not plan.stateful
         self._lock = threading.Lock()
         self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._queue = RequestQueue(self._limits.max_queue)
+        self._queue = RequestQueue(self._limits.max_queue, self._limits.max_queue_per_tenant)
         self._pace, self._counters = Arrivals(), Counters()
         self._size_limit = SizeLimit(self._limits.max_batch_size)
         self._running: dict[Worker, _Batch] = {}
         self._alarm = Alarm(self._expire)
         self._free = 0
         self._draining = False
+        self._largest_request = self._limits.max_queue_per_tenant or self._limits.max_queue
         self._policy_failed = False
         self._born = time.monotonic()
         self._threads = [
@@ -103,7 +108,7 @@ class Service:
     @property
     def portion(self) -> int:
         """Items that a caller with many should hand over at a time."""
-        return min(self._limits.max_queue, SEEN * self._limits.max_batch_size)
+        return min(self._largest_request, SEEN * self._limits.max_batch_size)
 
     def check_size(self, facts: Waiting) -> None:
         """Refuse an item that no batch may hold.
@@ -129,28 +134,29 @@ class Service:
             Overloaded: more than it can take now.
             Draining: the engine is about to stop.
         """
-        count = len(entries)
-        if count > self._limits.max_queue:
+        count, tenant = len(entries), entries[0].facts.tenant if entries else ""
+        if count > self._largest_request:
             raise RequestTooLarge(
-                f"The request has {count} items; at most {self._limits.max_queue} may wait.",
+                f"The request has {count} items; at most {self._largest_request} may wait.",
                 "Send fewer at a time, or raise max_queue=",
             )
         with self._lock:
-            while patient and self._queue.room < count and not self._draining:
+            while patient and self._queue.room_for(tenant) < count and not self._draining:
                 self._room.wait()
             if self._draining:
                 raise self._stopping()
-            if self._queue.room < count:
-                self._counters.refused += count
-                raise self._overloaded()
+            pushed_out = self._make_room(tenant, count)
             self._pace.arrived(*(entry.facts.arrived for entry in entries))
             for entry in entries:
+                entry.patient = patient
                 self._queue.add(entry)
                 if entry.facts.deadline < NEVER:
                     self._alarm.add(entry)
             self._counters.accepted += count
+            self._counters.tenants.came("accepted", tenant, count)
             if self._free:
                 self._work.notify(min(count, self._free))
+        deliver(pushed_out)
 
     def withdraw(self, entries: Sequence[Entry]) -> None:
         """Nobody waits for these any more: what has not run will not run."""
@@ -160,6 +166,7 @@ class Service:
                     entry.settle(None)
                     self._queue.remove(entry)
                     self._counters.cancelled += 1
+                    self._counters.tenants.count("cancelled", (entry,))
             self._room.notify_all()
 
     def metrics(self) -> Metrics:
@@ -186,6 +193,7 @@ class Service:
                 curve=self._latency.curve(),
                 launches=tuple(counters.launches),
                 notes=self._limits.notes,
+                tenants=counters.tenants.metrics(self._queue.waiting_by_tenant()),
                 uptime=now - self._born,
                 draining=self._draining,
                 workers=len(workers),
@@ -217,6 +225,7 @@ class Service:
             left += [entry for batch in self._running.values() for entry in batch.entries]
             open_ = [entry for entry in left if not entry.settled]
             self._counters.failed += len(open_)
+            self._counters.tenants.count("failed", open_)
             done = [entry.reply for entry in open_ if entry.settle(self._stopping())]
             self._work.notify_all()
         deliver(done)
@@ -240,6 +249,7 @@ class Service:
             except Exception as error:  # nothing may end the thread, and nobody may be left without an answer
                 logger.exception("%s: a batch could not be run", self.name)
                 self._give(batch, batch.entries, [error] * len(batch.entries))
+            _left(batch.ticket)
             with self._lock:
                 self._running.pop(worker, None)
             deliver(batch.done)
@@ -275,26 +285,47 @@ class Service:
     def _next(self, worker: Worker) -> _Batch | None:
         """The next batch for a worker that is free from now on; None when it is to stop, or died meanwhile.
 
-        Under the lock.
+        Under the lock. Where engines share a CPU the batch is formed when its turn has come, not before.
         """
         free_since = time.monotonic()
+        ticket: Ticket | None = None
         self._free += 1
         try:
             while True:
                 if not len(self._queue):
                     if self._draining or not worker.alive:
                         return None
+                    _left(ticket)
+                    ticket = None
+                    if not self._running:
+                        self._queue.rest()
                     self._work.wait()
                     continue
                 view = self._view(free_since)
                 decision = self._decide(view)
-                if decision.launch:
-                    return self._taken(view, decision)
-                self._work.wait(max(decision.until - view.now, SHORTEST_WAIT))
+                if decision.launch and ticket is None and self.gate is not None and worker.device == "cpu":
+                    ticket = self._turn(self.gate)
+                elif decision.launch:
+                    batch = self._taken(view, decision)
+                    batch.ticket, ticket = ticket, None
+                    return batch
+                else:
+                    _left(ticket)
+                    ticket = None
+                    self._work.wait(max(decision.until - view.now, SHORTEST_WAIT))
         finally:
+            _left(ticket)
             self._free -= 1
             if self._free and len(self._queue):
                 self._work.notify()
+
+    def _turn(self, gate: Gate) -> Ticket:
+        """Wait for the turn of this engine, without the lock."""
+        self._lock.release()
+        try:
+            return gate.enter()
+        finally:
+            self._lock.acquire()
 
     def _view(self, free_since: float) -> QueueView:
         most, known = self._most(), self._latency.known
@@ -324,6 +355,7 @@ class Service:
 
     def _taken(self, view: QueueView, decision: Decision) -> _Batch:
         entries = self._queue.take(decision.launch)
+        self._counters.tenants.launched(entries)
         self._room.notify_all()
         expected = self._latency.seconds(self._cost(entries)) if self._latency.known else 0.0
         oldest = min(entry.facts.arrived for entry in entries)
@@ -365,7 +397,7 @@ class Service:
                 if entry.settled:
                     continue
                 given += 1
-                self._counters.answer(result, now - entry.facts.arrived)
+                self._counters.answer(entry, result, now - entry.facts.arrived)
                 if entry.settle(result):
                     batch.done.append(entry.reply)
             if given:
@@ -386,6 +418,7 @@ class Service:
                     continue
                 waited = self._queue.remove(entry)
                 self._counters.expired += 1
+                self._counters.tenants.count("expired", (entry,))
                 if entry.settle(_too_late(entry, now, waited)):
                     done.append(entry.reply)
             self._room.notify_all()
@@ -402,13 +435,30 @@ class Service:
             calls=calls,
         )
 
-    def _overloaded(self) -> Overloaded:
+    def _make_room(self, tenant: str, count: int) -> list[Reply]:
+        """Let a request in whatever it takes that is fair; requests that are answered thereby. Under the lock.
+
+        Raises:
+            Overloaded: there is no room, nor should there be.
+        """
+        queue, bound = self._queue, self._limits.max_queue_per_tenant
+        if queue.room_for(tenant) >= count:
+            return []
+        gone = queue.make_room(tenant, count)
+        if not gone:
+            self._counters.refused += count
+            self._counters.tenants.came("refused", tenant, count)
+            if bound is not None and queue.room_for(tenant) < queue.room:
+                raise self._overloaded(f"{queue.waiting_of(tenant)} of at most {bound} items of {tenant!r} wait.")
+            raise self._overloaded(f"{len(queue)} of at most {self._limits.max_queue} items wait.")
+        self._counters.refused += len(gone)
+        self._counters.tenants.count("refused", gone)
+        error = self._overloaded("The queue is full, and another tenant has less than its share of it.")
+        return [entry.reply for entry in gone if entry.settle(error)]
+
+    def _overloaded(self, text: str) -> Overloaded:
         seconds = self._seconds_to_drain()
-        return Overloaded(
-            f"{len(self._queue)} of at most {self._limits.max_queue} items wait.",
-            f"Try again in {format_seconds(max(1.0, seconds))}.",
-            retry_after=seconds,
-        )
+        return Overloaded(text, f"Try again in {format_seconds(max(1.0, seconds))}.", retry_after=seconds)
 
     def _seconds_to_drain(self) -> float:
         """Until what waits now has been answered, from what batches take here as measured."""
@@ -420,6 +470,12 @@ class Service:
         else:
             own = waiting * self._counters.seconds_per_item
         return (ahead + own) / len(self.prepared.workers)
+
+
+def _left(ticket: Ticket | None) -> None:
+    """The turn is over, if it was one."""
+    if ticket is not None:
+        ticket.leave()
 
 
 def _too_late(entry: Entry, now: float, waited: bool) -> DeadlineExceeded:
