@@ -7,6 +7,7 @@ from scripts.mutant import rows_of as _rows
 from scripts.mutants_frameworks import FRAMEWORKS
 from scripts.mutants_load import LOAD
 from scripts.mutants_loading import LOADING
+from scripts.mutants_observe import OBSERVE
 from scripts.mutants_offline import OFFLINE
 from scripts.mutants_pipeline import PIPELINE
 from scripts.mutants_pipeline_run import PIPELINE_RUN
@@ -379,6 +380,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LOADING,
     *LOAD,
     *WEB,
+    *OBSERVE,
     *WHOLE_BATCH,
     *OFFLINE,
     *FRAMEWORKS,

@@ -103,4 +103,6 @@ def faults_of(page: Page) -> dict[str, Any]:
 
 def spoil(page: Page, style: str) -> None:
     """Add a rule to the style of a page, to see that its faults are seen."""
-    page.evaluate("rule => { const sheet = document.styleSheets[0]; sheet.insertRule(rule, sheet.cssRules.length) }", style)
+    page.evaluate(
+        "rule => { const sheet = document.styleSheets[0]; sheet.insertRule(rule, sheet.cssRules.length) }", style
+    )

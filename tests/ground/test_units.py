@@ -12,6 +12,7 @@ from microbatch.errors import InvalidQuantity
 from microbatch.units import (
     THIN_SPACE,
     format_bytes,
+    format_duration,
     format_number,
     format_percent,
     format_rate,
@@ -120,3 +121,12 @@ def test_no_unit_is_printed_with_a_thousand(value: float) -> None:
 )
 def test_printed_forms(printed: str, expected: str) -> None:
     assert printed == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.4, "0 s"), (59, "59 s"), (60, "1 min"), (85, "1 min 25 s"), (3600, "1 h"), (3605, "1 h"),
+     (11_520, "3 h 12 min"), (200_000, "2 d 7 h")],
+)  # fmt: skip
+def test_long_times(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

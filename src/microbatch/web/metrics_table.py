@@ -1,0 +1,113 @@
+"""What `/metrics` tells: one row for each series, read from `Metrics`. Its names are a promise: rows may be added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from microbatch.serving.decisions.metrics import LATENCY_BUCKETS, Metrics
+
+PREFIX = "microbatch_"
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Upper bounds of the histogram of batch sizes; the same for every model, so that models can be added up."""
+OUTCOMES = ("answered", "failed", "refused", "expired", "cancelled")
+"""How an item ends, by the names in `Metrics`; each ends in exactly one way."""
+
+Labels = tuple[str, ...]
+Samples = Iterable[tuple[Labels, float]]
+
+
+class Histogram(NamedTuple):
+    """Counts by upper bound, cumulative, the last bound infinite; and the sum of all values."""
+
+    buckets: tuple[tuple[float, float], ...]
+    total: float
+
+
+class Series(NamedTuple):
+    """One row.
+
+    Attributes:
+        name: without `PREFIX`; a counter's without ``_total``.
+        kind: counter, gauge or histogram.
+        help: one sentence.
+        read: the samples, by the values of `labels`; or a `Histogram`.
+        labels: beside ``model``.
+    """
+
+    name: str
+    kind: str
+    help: str
+    read: Callable[[Metrics], Samples | Histogram]
+    labels: Labels = ()
+
+    @property
+    def full_name(self) -> str:
+        """As Prometheus stores it."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+
+def _field(name: str) -> Callable[[Metrics], Samples]:
+    """A number of `Metrics`; no sample where it is None."""
+
+    def read(metrics: Metrics) -> Samples:
+        value = getattr(metrics, name)
+        return [] if value is None else [((), float(value))]
+
+    return read
+
+
+def _outcomes(metrics: Metrics) -> Samples:
+    return [((outcome,), getattr(metrics, outcome)) for outcome in OUTCOMES]
+
+
+def _reasons(metrics: Metrics) -> Samples:
+    return [((reason,), count) for reason, count in metrics.reasons.items()]
+
+
+def _latency(metrics: Metrics) -> Histogram:
+    bounds = (*LATENCY_BUCKETS, float("inf"))
+    return Histogram(tuple(zip(bounds, accumulate(metrics.latency_counts))), metrics.latency_sum)
+
+
+def _sizes(metrics: Metrics) -> Histogram:
+    sizes = metrics.batch_sizes
+    bounds = (*SIZE_BUCKETS, float("inf"))
+    buckets = tuple((bound, sum(count for size, count in sizes.items() if size <= bound)) for bound in bounds)
+    return Histogram(buckets, sum(size * count for size, count in sizes.items()))
+
+
+SERIES = (
+    Series("items_accepted", "counter", "Items let into the queue.", _field("accepted")),
+    Series("items", "counter", "Items by how they ended; refused ones were never accepted.", _outcomes, ("outcome",)),
+    Series("latency_seconds", "histogram", "From acceptance to answer, of items answered with a result.", _latency),
+    Series("batches", "counter", "Batches by the reason of their launch.", _reasons, ("reason",)),
+    Series("batch_size", "histogram", "Items in a batch.", _sizes),
+    Series("busy_seconds", "counter", "Seconds that workers spent on batches, of all workers together.",
+           _field("busy_seconds")),
+    Series("retries", "counter", "Further calls of the model after one that failed.", _field("retries")),
+    Series("items_run", "counter", "Items that the model was given, repeats and filling included.",
+           _field("items_run")),
+    Series("real_work", "counter", "Work of the items that ran, in items or tokens, without padding.",
+           _field("real_work")),
+    Series("padded_work", "counter", "Work of the items that ran, padding included.", _field("padded_work")),
+    Series("out_of_memory", "counter", "Calls of the model that ran out of memory.", _field("out_of_memory")),
+    Series("worker_restarts", "counter", "Worker processes that died and were started again.",
+           _field("worker_restarts")),
+    Series("items_waiting", "gauge", "Items in the queue.", _field("waiting")),
+    Series("items_running", "gauge", "Items in a batch that runs.", _field("running")),
+    Series("queue_limit", "gauge", "Items that may wait; further ones are refused.", _field("max_queue")),
+    Series("ready", "gauge", "1 when requests are welcome, else 0.", _field("ready")),
+    Series("draining", "gauge", "1 when about to stop: what waits is answered, nothing more is let in.",
+           _field("draining")),
+    Series("workers", "gauge", "Workers, dead or alive.", _field("workers")),
+    Series("workers_alive", "gauge", "Workers that could run a batch.", _field("workers_alive")),
+    Series("batch_size_limit", "gauge", "Most items in a batch, as set or found.", _field("max_batch_size")),
+    Series("batch_size_limit_of_memory", "gauge", "Most items in a batch that memory allows, as far as is known.",
+           _field("size_limit")),
+    Series("arrival_gap_seconds", "gauge", "Mean time between two arrivals; absent when unknown.",
+           _field("arrival_gap")),
+    Series("retry_after_seconds", "gauge", "Until what waits now is answered, as measured.", _field("retry_after")),
+)  # fmt: skip
+"""In the order of the page."""
