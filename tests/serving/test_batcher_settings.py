@@ -90,6 +90,23 @@ def test_the_latency_is_measured_at_the_start_and_bounds_the_batch() -> None:
         assert engine.report is not None and engine.report.exact
 
 
+@pytest.mark.parametrize(("seconds", "size"), [
+    ({1: 2.7, 2: 8.5, 4: 9.0, 8: 10.0, 16: 12.0, 32: 16.0}, 32),  # an fp32 layer: one row is another kernel
+    ({1: 2.7, 2: 15.0, 4: 16.0, 8: 18.0, 16: 20.0, 32: 24.0}, 32),
+    ({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 1.0}, 1),  # nobody looks for ever
+])  # fmt: skip
+def test_sizes_are_tried_beyond_one_that_is_slow(
+    seconds: dict[int, float], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(_: object, items: list[Any]) -> float:
+        return 1e-3 * seconds.get(len(items), len(items) / 1.2)
+
+    monkeypatch.setattr("microbatch.serving.engine.prepare._seconds", told)
+    with serving(double, examples=[1, 2]) as engine:
+        engine.start()
+        assert (engine.metrics().max_batch_size, bool(engine.metrics().notes)) == (size, size == 1)
+
+
 def test_a_target_bounds_batches_whose_latency_is_learnt_from_the_requests() -> None:
     def run(items: list[int]) -> list[int]:
         time.sleep(0.01 * len(items))

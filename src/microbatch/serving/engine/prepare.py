@@ -19,6 +19,7 @@ from microbatch.serving.decisions.limits import UNMEASURED, Limits, Wishes, sett
 from microbatch.serving.decisions.view import Waiting
 from microbatch.serving.engine.out_of_memory import ran_out
 from microbatch.serving.engine.same_answer import check_same_answer, mates_of
+from microbatch.serving.engine.undisturbed import undisturbed
 from microbatch.serving.engine.workers import InProcess, InThread, Worker, spec_of
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 LARGEST_MEASURED = 256
 RISES = 1.02
 """Sizes are doubled while that raises the throughput by 2 %."""
+STALLS = 3
+"""So many sizes in a row may fail to: a batch of 2, or of 4, can take longer than twice one item, for it runs other
+kernels, and yet one of 8 hardly more than that."""
 BUDGET = 10.0
 """Seconds that measuring at the start may take, about."""
 CHECKS = ("raise", "warn", "off")
@@ -171,7 +175,7 @@ def _warmed(
     """Every worker has run every size; measured on the first one, unless a profile tells."""
     known = latency.known
     most = settle(plan.wishes, latency, by_cost=plan.by_cost).max_batch_size if known else plan.wishes.max_batch_size
-    table, best, start = {}, 0.0, time.monotonic()
+    table, best, stalled, start = {}, 0.0, 0, time.monotonic()
     for size in classes or _doubling(most or LARGEST_MEASURED):
         items = _repeated(examples, size)
         seconds = _timed(workers[0], items, repeats=0 if known else 3)
@@ -179,11 +183,13 @@ def _warmed(
             break
         for worker in workers[1:]:
             _timed(worker, items, repeats=0)
-        table[_cost(plan, items)] = seconds
+        cost = _cost(plan, items)
+        table[cost] = seconds
+        stalled = 0 if cost / seconds >= RISES * best else stalled + 1
+        best = max(best, cost / seconds)
         over = time.monotonic() - start > BUDGET or seconds > (plan.wishes.latency_target or BUDGET)
-        if not classes and (over or (most is None and size / seconds < RISES * best)):
+        if not classes and (over or (most is None and stalled == STALLS)):
             break
-        best = max(best, size / seconds)
     return latency if known else Latency(table)
 
 
@@ -212,10 +218,9 @@ def _timed(worker: Worker, items: list[Any], repeats: int) -> float | None:
 
 
 def _seconds(worker: Worker, items: list[Any]) -> float:
-    start = time.perf_counter()
-    results = worker.run(items)
-    seconds = time.perf_counter() - start
-    check_count(len(items), results)
+    results: list[Any] = []
+    seconds = undisturbed(lambda: results.append(worker.run(items)))
+    check_count(len(items), results[0])
     return seconds
 
 
