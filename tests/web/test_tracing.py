@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -273,20 +274,13 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         traced_if_wanted(app, ENDPOINT)
 
 
-SERVER = """
-from microbatch.serving.engine.batcher import DynamicBatcher
-from microbatch.web.application import application
-from microbatch.web.server import serve
-from microbatch.web.tracing import traced_if_wanted
-from tests.serving.functions import double
-
-serve(traced_if_wanted(application({"m": DynamicBatcher(double)}, title="shop")), port=0, started=print)
-"""
+APP = "def embed(items: list[float]) -> list[float]:\n    return [2 * item for item in items]\n"
 
 
 @pytest.mark.alone
-def test_spans_arrive_at_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with the environment variables of OpenTelemetry and nothing else; the last spans come at its end."""
+def test_spans_arrive_at_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command with a variable of OpenTelemetry and nothing else; the last spans come at its end."""
+    (tmp_path / "app.py").write_text(APP)
     got: queue.Queue[ExportTraceServiceRequest] = queue.Queue()
 
     class Collector(BaseHTTPRequestHandler):
@@ -304,7 +298,7 @@ def test_spans_arrive_at_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         threading.Thread(target=collector.serve_forever, daemon=True).start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
-        with process(SERVER) as server:
+        with process([sys.executable, "-m", "microbatch", "serve", "app:embed", "--port", "0"], cwd=tmp_path) as server:
             assert post(server.url, 1, headers=[("traceparent", f"00-{TRACE}-{PARENT}-01")]) == 200
             server.process.terminate()
             assert server.wait() == 0
@@ -312,8 +306,8 @@ def test_spans_arrive_at_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     resources = [resource for _ in range(got.qsize()) for resource in got.get().resource_spans]
     assert {
         value.value.string_value for r in resources for value in r.resource.attributes if value.key == "service.name"
-    } == {"shop"}
+    } == {"microbatch"}
     found = {span.name: span for r in resources for scope in r.scope_spans for span in scope.spans}
-    assert set(found) == {"POST /predict", "batch m"}
+    assert set(found) == {"POST /predict", "batch embed"}
     assert {span.trace_id.hex() for span in found.values()} == {TRACE}
-    assert found["POST /predict"].links[0].span_id == found["batch m"].span_id
+    assert found["POST /predict"].links[0].span_id == found["batch embed"].span_id

@@ -140,10 +140,11 @@ def _serve(
     from microbatch.serving.loading.load import load_all
     from microbatch.web.application import application
     from microbatch.web.server import serve
+    from microbatch.web.tracing import traced_if_wanted
 
     with collected_warnings() as warnings:
         served = load_all(models, given, as_kind=as_kind)
-        app = application({each.name: each.engine for each in served}, **application_options)
+        app = traced_if_wanted(application({each.name: each.engine for each in served}, **application_options))
 
         def started(url: str) -> None:
             notes = list(dict.fromkeys([*(note for each in served for note in each.notes), *warnings.end()]))
