@@ -95,7 +95,7 @@ MISTAKES = (
 )
 
 
-@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=" ".join)
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
 def test_mistakes_are_one_line_before_a_process_starts(
     arguments: list[str],
     words: str,
@@ -127,8 +127,9 @@ def test_a_wrong_number_of_processes_is_one_line(
 
 
 def test_a_mistake_that_a_rank_finds_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three layers for four ranks: the model is only known once it is loaded."""
-    assert run(["pipeline", "mlp:depth=1,width=8", "--stages", "4", "--steps", "1"]) == 2
+    """Too few layers for ten stages: the model is only known once it is loaded."""
+    arguments = ["--schedule", "interleaved", "--chunks", "5", "--steps", "1"]
+    assert run(["pipeline", "mlp:depth=1,width=8", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
     assert "stages are wanted" in printed.err

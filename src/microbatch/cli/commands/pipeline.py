@@ -122,7 +122,7 @@ def _check_order(schedule: str, stages: int | None, micro_batches: int | None, c
     else:
         order = Schedule.of(schedule, ranks=ranks, num_micro_batches=micro_batches or 4 * ranks, chunks=chunks)
     if order.only_simulated:
-        raise InvalidSchedule(f"{order.name}: {order.only_simulated}", "Take another, or microbatch simulate.")
+        raise InvalidSchedule(f"{order.name} is only simulated. {order.only_simulated}", "Take another to run.")
     for option, asked, held in (
         ("--stages", stages, order.ranks), ("--micro-batches", micro_batches, order.num_micro_batches),
         ("--chunks", chunks, order.chunks),
