@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microbatch.serving.decisions.metrics import LaunchRecord, Metrics
+from microbatch.serving.decisions.tenants import TenantMetrics
 from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.web.live import FRESH, PAUSE, Live
 from microbatch.web.live_axes import MOST_TICKS, curve_axes, top_of
@@ -27,6 +28,7 @@ from microbatch.web.live_view import (
     rates_of,
     sizes_of,
     starting,
+    tenants_of,
     view_of,
 )
 
@@ -142,6 +144,19 @@ def test_many_sizes_are_put_together() -> None:
     assert len(many["rows"]) <= MOST_BARS
     assert [row["label"] for row in many["rows"]][:3] == ["1", "2–3", "4–7"]
     assert sum(row["share"] for row in many["rows"]) == pytest.approx(1.0)
+
+
+def test_whose_work_it_was() -> None:
+    def tenant(served: int) -> TenantMetrics:
+        return TenantMetrics(
+            accepted=1, answered=1, failed=0, refused=0, expired=0, cancelled=0, waiting=0, served=served, latency={}
+        )
+
+    view = tenants_of(replace(BUSY, tenants={"a": tenant(10), "b": tenant(30)}))
+    assert view is not None
+    assert [(row["label"], row["value"]) for row in view["rows"]] == [("b", "75 %"), ("a", "25 %")]
+    assert tenants_of(replace(BUSY, tenants={"a": tenant(0)})) is not None
+    assert tenants_of(BUSY) is None
 
 
 def test_the_curve_has_what_ran_and_leaves_failures_out() -> None:

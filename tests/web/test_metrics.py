@@ -23,7 +23,7 @@ from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.web.metrics import exposition
 from microbatch.web.metrics_table import OUTCOMES, SERIES, SIZE_BUCKETS
 from tests.serving.engines import Held, serving, until
-from tests.serving.functions import double, poisoned
+from tests.serving.functions import double, poisoned, slow
 from tests.web.running import running
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -116,6 +116,14 @@ def test_histograms_add_up(used: DynamicBatcher) -> None:
         assert of(samples, "batch_size_bucket", le=str(float(bound))) == expected
 
 
+def test_a_latency_is_counted_where_it_belongs() -> None:
+    with serving(slow) as engine:
+        engine.call(0.06)
+        samples = page(engine)
+    assert [of(samples, "latency_seconds_bucket", le=bound) for bound in ("0.05", "60.0")] == [0, 1]
+    assert of(samples, "latency_seconds_sum") >= 0.06
+
+
 def test_both_forms_say_the_same(used: DynamicBatcher) -> None:
     used.close()
     text, text_type = exposition({"m": used}, "text/plain")
@@ -144,7 +152,8 @@ def test_every_series_of_the_table_is_there_and_no_other(used: DynamicBatcher) -
     families = [f for f in parse_text(exposition({"m": used})[0].decode()) if f.name.startswith("microbatch_")]
     kinds = {f.name: (f.type, f.documentation, bool(f.samples)) for f in families}
     assert kinds.pop("microbatch_build_info")[2]
-    assert kinds == {f"microbatch_{series.name}": (series.kind, series.help, True) for series in SERIES}
+    own = {series for series in SERIES if "tenant" not in series.labels}
+    assert kinds == {f"microbatch_{series.name}": (series.kind, series.help, series in own) for series in SERIES}
 
 
 def test_an_engine_that_has_not_started_is_not_started() -> None:
@@ -153,6 +162,19 @@ def test_an_engine_that_has_not_started_is_not_started() -> None:
     assert not engine.started
     assert {name for name, labels in samples if ("model", "m") in labels} == {"microbatch_ready"}
     assert of(samples, "ready") == 0
+
+
+def test_tenants_are_told_apart() -> None:
+    with serving(poisoned) as engine:
+        for tenant, item in (("a", 1), ("a", 2), ("b", 3)):
+            engine.call(item, tenant=tenant)
+        with pytest.raises(ValueError, match="no number"):
+            engine.call("bad", tenant="b")
+        samples = page(engine)
+    assert of(samples, "tenant_items_total", tenant="a", outcome="answered") == 2
+    assert of(samples, "tenant_items_total", tenant="b", outcome="failed") == 1
+    assert of(samples, "tenant_work_total", tenant="b") == 2
+    assert of(samples, "tenant_items_waiting", tenant="a") == 0
 
 
 def test_names_that_need_escaping() -> None:

@@ -127,7 +127,7 @@ function draw(article, view) {
     overTime(chart("latency"), latency.top,
              {".p50.line": trace(latency.lines.p50, shown), ".p99.line": trace(latency.lines.p99, shown)}, shown);
   }
-  for (const name of ["sizes", "reasons"]) {
+  for (const name of ["sizes", "reasons", "tenants"]) {
     chart(name).hidden = !(view[name] && view[name].rows.length);
     bars(chart(name), view[name]);
   }

@@ -86,8 +86,8 @@ def starting(name: str) -> View:
     """A model that cannot be asked yet."""
     return {
         "name": name, "state": {"word": "starting", "kind": "wait"}, "sentence": "The model is loaded and measured.",
-        "alerts": [], "facts": [], "history": None, "sizes": None, "reasons": None, "curve": None, "counts": [],
-        "about": "",
+        "alerts": [], "facts": [], "history": None, "sizes": None, "reasons": None, "tenants": None, "curve": None,
+        "counts": [], "about": "",
     }  # fmt: skip
 
 
@@ -109,6 +109,7 @@ def view_of(name: str, metrics: Metrics, looks: Sequence[Look]) -> View:
         "history": history_of(looks),
         "sizes": sizes_of(metrics.launches),
         "reasons": reasons_of(metrics.launches),
+        "tenants": tenants_of(metrics),
         "curve": curve_of(metrics),
         "counts": counts_of(metrics),
         "about": f"Policy {metrics.policy}. Up for {format_duration(metrics.uptime)}.",
@@ -231,6 +232,14 @@ def _octave(bits: int) -> str:
 def reasons_of(launches: Sequence[LaunchRecord]) -> View:
     """Why the last launches were made, the usual reason first."""
     return _bars(Counter(record.reason for record in launches).most_common(MOST_BARS), len(launches))
+
+
+def tenants_of(metrics: Metrics) -> View | None:
+    """Whose work was launched; None where nobody is told apart."""
+    if not metrics.tenants:
+        return None
+    served = Counter({name: tenant.served for name, tenant in metrics.tenants.items()})
+    return _bars(served.most_common(MOST_BARS), max(1, served.total()))
 
 
 def _bars(rows: Sequence[tuple[str, int]], total: int) -> View:

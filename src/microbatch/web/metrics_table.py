@@ -66,6 +66,17 @@ def _reasons(metrics: Metrics) -> Samples:
     return [((reason,), count) for reason, count in metrics.reasons.items()]
 
 
+def _tenants(*fields: str) -> Callable[[Metrics], Samples]:
+    """A number of each tenant; of several fields each by its name as well."""
+
+    def read(metrics: Metrics) -> Samples:
+        more = len(fields) > 1
+        return [((tenant, field) if more else (tenant,), getattr(counts, field))
+                for tenant, counts in metrics.tenants.items() for field in fields]  # fmt: skip
+
+    return read
+
+
 def _latency(metrics: Metrics) -> Histogram:
     bounds = (*LATENCY_BUCKETS, float("inf"))
     return Histogram(tuple(zip(bounds, accumulate(metrics.latency_counts))), metrics.latency_sum)
@@ -109,5 +120,10 @@ SERIES = (
     Series("arrival_gap_seconds", "gauge", "Mean time between two arrivals; absent when unknown.",
            _field("arrival_gap")),
     Series("retry_after_seconds", "gauge", "Until what waits now is answered, as measured.", _field("retry_after")),
+    Series("tenant_items", "counter", "Items of each tenant by how they ended.", _tenants(*OUTCOMES),
+           ("tenant", "outcome")),
+    Series("tenant_work", "counter", "Work launched for each tenant, in items or tokens.", _tenants("served"),
+           ("tenant",)),
+    Series("tenant_items_waiting", "gauge", "Items of each tenant in the queue.", _tenants("waiting"), ("tenant",)),
 )  # fmt: skip
 """In the order of the page."""
