@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from microbatch.errors import Draining, InvalidSettings
+from microbatch.serving.engine.gate import share_cpu as take_turns
 from microbatch.web.bodies import ClientGone, too_slow
 from microbatch.web.engine import Engine
 from microbatch.web.items import form_of
@@ -196,6 +197,7 @@ def application(
     body_timeout: float = BODY_TIMEOUT,
     deadline: float | None = None,
     title: str = "microbatch",
+    share_cpu: bool = True,
 ) -> Application:
     """The application with all routes there are.
 
@@ -206,11 +208,14 @@ def application(
         body_timeout: seconds for it to come.
         deadline: seconds, for requests that name none.
         title: of the server, in its documents and pages.
+        share_cpu: several engines on the CPU take turns, see `microbatch.serving.engine.gate`.
 
     Raises:
         InvalidSettings: no engine, or settings out of their range, all in one error.
     """
     _check(engines, body_limit, body_timeout, deadline)
+    if share_cpu:
+        take_turns(engines.values())
     return Application(
         engines, all_routes(), keys=keys, body_limit=body_limit, body_timeout=body_timeout, deadline=deadline,
         title=title,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from microbatch.web.codecs import CODECS
 from microbatch.web.negotiation import NDJSON, SSE
 from microbatch.web.options import MOST_PRIORITY, PRIORITY_PATTERN
+from microbatch.web.tenants import LONGEST
 
 if TYPE_CHECKING:
     from microbatch.web.application import Application
@@ -18,6 +19,12 @@ PRIORITY_HEADER: dict[str, Any] = {
     "in": "header",
     "description": f"A whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}; larger goes first.",
     "schema": {"type": "string", "pattern": PRIORITY_PATTERN},
+}
+TENANT_HEADER: dict[str, Any] = {
+    "name": "X-Tenant",
+    "in": "header",
+    "description": "Whose request it is, where its key does not say; tenants that wait are served alike.",
+    "schema": {"type": "string", "maxLength": LONGEST, "pattern": "^([!-~]([ -~]*[!-~])?)?$"},
 }
 MANY_HEADER: dict[str, Any] = {
     "name": "Microbatch-Many",
@@ -51,7 +58,7 @@ def _operation(identity: str, summary: str, item: dict[str, Any]) -> dict[str, A
             " answer is 504: it is not listed as a parameter, since testers take a 504 that they asked for as a defect."
         ),
         "operationId": identity,
-        "parameters": [PRIORITY_HEADER, MANY_HEADER],
+        "parameters": [PRIORITY_HEADER, TENANT_HEADER, MANY_HEADER],
         "requestBody": {"required": True, "content": _bodies(body_schema(item))},
         "responses": {"200": {"description": "The result, or results in order.", "content": _answers()}},
     }

@@ -12,6 +12,7 @@ from microbatch.errors import InvalidRequest
 from microbatch.web.bodies import read_body
 from microbatch.web.engine import Engine
 from microbatch.web.options import Options, from_headers
+from microbatch.web.tenants import HEADER, tenant_of
 from microbatch.web.watch import Watch
 
 if TYPE_CHECKING:
@@ -59,14 +60,14 @@ class Request:
 
     @property
     def options(self) -> Options:
-        """Deadline and priority from the headers.
+        """Deadline, priority and tenant from the headers and the key.
 
         Raises:
-            InvalidRequest: they are no numbers.
+            InvalidRequest: they are no numbers, or no name.
         """
         return from_headers(
             self._headers.get(b"microbatch-deadline"), self._headers.get(b"microbatch-priority"),
-            self.application.deadline, self.tenant,
+            self.application.deadline, tenant_of(self.tenant, self._headers.get(HEADER, b"")),
         )  # fmt: skip
 
     def flag(self, name: bytes) -> bool:

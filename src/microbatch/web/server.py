@@ -22,6 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from microbatch.errors import InvalidSettings
+from microbatch.web.tls import check_pair
 
 if TYPE_CHECKING:
     from microbatch.web.application import Application
@@ -187,7 +188,12 @@ def _cannot_bind(host: str, port: int, error: OSError | OverflowError) -> Invali
     return InvalidSettings(f"Nothing can listen at {host}, port {port}: {error}.", "Try 127.0.0.1 and port 8000.")
 
 
-def _check(drain_timeout: float, certificate: object, private_key: object, max_connections: int | None = None) -> None:
+def _check(
+    drain_timeout: float,
+    certificate: str | Path | None,
+    private_key: str | Path | None,
+    max_connections: int | None = None,
+) -> None:
     missing = [name for name in ("uvicorn", "httptools") if importlib.util.find_spec(name) is None]
     if missing:
         raise InvalidSettings(f"{' and '.join(missing)} is not installed.", "Run: pip install 'microbatch[serve]'")
@@ -195,11 +201,7 @@ def _check(drain_timeout: float, certificate: object, private_key: object, max_c
         raise InvalidSettings(f"drain_timeout={drain_timeout} is below zero.", "Give seconds.")
     if max_connections is not None and max_connections < 1:
         raise InvalidSettings(f"max_connections={max_connections} lets nobody in.", "Give at least 1.")
-    if (certificate is None) != (private_key is None):
-        raise InvalidSettings("TLS needs a certificate and its private key.", "Give both, or neither.")
-    for path in (certificate, private_key):
-        if path is not None and not Path(str(path)).is_file():
-            raise InvalidSettings(f"There is no file {path}.", "Give files in PEM form.")
+    check_pair(certificate, private_key)
 
 
 def _warn_of_strangers(app: Application, host: str) -> None:

@@ -77,8 +77,7 @@ class DynamicBatcher:
             max_queue_delay: seconds that an item waits beside a free worker, at most.
             latency_target: seconds from request to answer; bounds the batch.
             max_queue: most items that wait; whoever comes then is refused with `Overloaded`.
-            max_queue_per_tenant: most of them of one tenant. Without it a full queue makes room for a tenant within its
-                share by refusing the last of the one that has the most.
+            max_queue_per_tenant: most of them of one tenant; without it a full queue makes room for who has less.
             token_budget: most padded work of a batch: a number, or a `TokenBudget`.
             cost: work of an item, as in tokens; 1 by default.
             length: of an item, where a batch is padded to its longest; then padded work is at most 1.5 times real work.

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any
 
 PATIENCE = 5.0
 """Seconds for which a batch keeps those of other engines waiting, at most."""
@@ -81,23 +81,13 @@ class Gate:
         return 0.0 if self._line[0] is ticket else self._patience
 
 
-class SharesCpu(Protocol):
-    """An engine that can take turns, as `DynamicBatcher`."""
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether batches run on the CPU of this machine, as far as is known."""
-
-    def share(self, gate: Gate) -> None:
-        """Run batches only in turn."""
-
-
-def share_cpu(engines: Iterable[SharesCpu]) -> None:
+def share_cpu(engines: Iterable[Any]) -> None:
     """Engines that serve on the CPU of one machine take turns from now on; a single one has nobody to wait for.
 
-    Functions count as such, since what they do cannot be seen; leave out those that only wait for something.
+    Those take part that have ``on_cpu`` and ``share``, as `DynamicBatcher` does. Functions count as work for the CPU,
+    since what they do cannot be seen; leave out those that only wait for something.
     """
-    sharing = [engine for engine in engines if engine.on_cpu]
+    sharing = [engine for engine in engines if getattr(engine, "on_cpu", False)]
     if len(sharing) > 1:
         gate = Gate(batches_at_once)
         for engine in sharing:
