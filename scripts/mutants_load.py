@@ -50,7 +50,7 @@ LOAD: tuple[Mutant, ...] = (
     ),
     *_rows(
         "web/load/connection.py",
-        "web/test_load_runs.py",
+        "web/test_load_connection.py",
         ("and exc is None and not _has_length(self._first)", "", "an answer that is cut off is an error"),
         ("self._parser.get_status_code() >= 200", "True", "an announcement is no answer"),
     ),
