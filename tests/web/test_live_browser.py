@@ -186,15 +186,15 @@ def test_nobody_is_asked_when_nobody_looks(browser: Browser) -> None:
                     "() => { Object.defineProperty(document, 'hidden', {value: true, configurable: true}); "
                     "document.dispatchEvent(new Event('visibilitychange')) }"
                 )
-            one.page.wait_for_timeout(1500)
+            one.page.wait_for_timeout(1200)
             hidden = engine.asked
-            one.page.wait_for_timeout(1500)
+            one.page.wait_for_timeout(1200)
             assert engine.asked == hidden
             one.page.evaluate("() => { delete document.hidden; document.dispatchEvent(new Event('visibilitychange')) }")
             one.until(lambda: engine.asked > hidden)
-        time.sleep(1.5)
+        time.sleep(1.2)
         closed = engine.asked
-        time.sleep(1.5)
+        time.sleep(1.2)
         assert engine.asked == closed
 
 
@@ -204,7 +204,7 @@ def test_two_viewers_cost_as_much_as_one(browser: Browser) -> None:
         one.shown()
         two.shown()
         before, start = engine.asked, time.monotonic()
-        one.page.wait_for_timeout(3000)
+        one.page.wait_for_timeout(2500)
         assert engine.asked - before <= (time.monotonic() - start) / 0.9 + 1
 
 

@@ -70,6 +70,8 @@ def test_rates_are_of_the_last_seconds() -> None:
     rates = rates_of(looks(BUSY, before, now), workers=1)
     assert rates is not None
     assert (rates.answered, rates.failed, rates.busy, rates.batch) == (100, 10, 0.5, 11)
+    both = rates_of(looks(BUSY, before, now), workers=2)
+    assert both is not None and both.busy == 0.25
     assert rates_of(looks(BUSY), workers=1) is None
 
 

@@ -290,10 +290,10 @@ def _places(across: Axis, up: Axis, points: Sequence[tuple[int, float]]) -> list
 def _best(curve: Sequence[tuple[int, float]]) -> str:
     (low, alone), (high, full) = curve[0], curve[-1]
     if low == high:
-        return f"One size is known: {_items(low)} in {format_seconds(alone)}."
+        return f"Only a batch of {format_number(low)} is known: {format_seconds(alone)}."
     return (
-        f"{format_number(low)} in {format_seconds(alone)}, {format_number(high)} in {format_seconds(full)}: "
-        f"{format_number(high / full / (low / alone))} times the throughput."
+        f"A batch of {format_number(low)} takes {format_seconds(alone)}, one of {format_number(high)} "
+        f"{format_seconds(full)}: {format_number(high / full / (low / alone))} times the throughput."
     )
 
 
