@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
+from scripts.mutants_beyond import BEYOND
 from scripts.mutants_frameworks import FRAMEWORKS
 from scripts.mutants_load import LOAD
 from scripts.mutants_loading import LOADING
@@ -385,4 +386,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OFFLINE,
     *FRAMEWORKS,
     *TRAINING,
+    *BEYOND,
 )
