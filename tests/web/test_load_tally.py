@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -87,10 +88,18 @@ def test_a_burst_at_the_end_is_no_growing_queue() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"cpu": 0.91}, "91 % busy"), ({"sent_late": 1.1 * LATE}, "100 % of its requests late"), ({"cpu": 0.89}, "")],
+    [
+        ({"cpu": 0.91}, "91 % busy"),
+        ({"cpu": 0.89}, ""),
+        ({"latency": 0.005, "sent_late": 1.1 * LATE}, "100 % of its requests late"),
+        ({"latency": 0.3, "sent_late": 1.1 * LATE}, ""),  # nothing beside what the server takes
+        ({"latency": 0.3, "sent_late": 0.04}, "100 % of its requests late, up to 40 ms"),
+    ],
 )
 def test_figures_of_a_busy_client_are_void(changes: dict[str, float], said: str) -> None:
-    run = open_run(steady(0.01), **changes)
+    run = open_run(
+        steady(changes.get("latency", 0.01)), **{name: value for name, value in changes.items() if name != "latency"}
+    )
     assert said in run.void and bool(said) == bool(run.void)
     assert sentence((run,), None).startswith("Void") == bool(said)
 
@@ -101,7 +110,7 @@ def test_json_has_the_agreed_keys() -> None:
     document = report.to_json()
     assert set(document) >= {"requests", "errors", "throughput", "goodput", "latency", "client_cpu", "histogram"}
     assert list(document["latency"]) == ["p50", "p90", "p99", "max"]
-    assert document["late"] == {"requests": 0, "worst": 0.0}
+    assert document["late"] == {"requests": 0, "p99": 0.0, "worst": 0.0}
     assert sum(count for _, count in document["histogram"]) == document["requests"]
     several = LoadReport(url="http://x", traffic="poisson", target=None, runs=(run, run), verdict="Fine.").to_json()
     assert [each["requests"] for each in several["runs"]] == [100, 100]
@@ -128,6 +137,8 @@ def test_one_sentence_for_each_outcome() -> None:
     assert sentence((fine,), 0.05).startswith("Keeps up with 10/s; half are answered within ")
     assert sentence((fine,), 0.05).endswith(", 100 % within 50 ms.")
     refused = open_run([(0.1, 0.11, 401)])
+    void = replace(refused, void="the client was busy")
+    assert sentence((void,), None) == sentence((refused,), None)
     assert sentence((refused,), None) == "No request was answered: 1 × 401 (text of 401)."
     partly = open_run([(0.1, 0.11, 200), (0.2, 0.21, 429)])
     assert "50 % of the requests fail" in sentence((partly,), None) and "429" in sentence((partly,), None)

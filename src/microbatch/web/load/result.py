@@ -30,7 +30,8 @@ class Run:
         latency: p50, p90, p99 and max of the answers, from the moment a request was due; quantiles within 0.5 %.
         histogram: (upper edge, answers below it) of the buckets that are not empty.
         client_cpu: share of one core that the client used.
-        late: requests sent more than a millisecond after they were due, and the worst delay.
+        late: requests sent more than a millisecond after they were due, since the client itself was busy.
+        lateness: p99 and worst of these delays.
         waited_for_connection: requests that found every connection busy; their wait counts as latency.
         connections: that were open at once.
         backlog_growth: of an open loop: by how much more requests waited when the last was due than at the start.
@@ -51,7 +52,7 @@ class Run:
     histogram: tuple[tuple[float, int], ...]
     client_cpu: float
     late: int
-    latest: float
+    lateness: dict[str, float | None]
     waited_for_connection: int
     connections: int
     backlog_growth: int | None
@@ -62,7 +63,7 @@ class Run:
         """Plain dicts, lists and numbers."""
         document = dataclasses.asdict(self)
         document["histogram"] = [list(row) for row in self.histogram]
-        document["late"] = {"requests": document.pop("late"), "worst": document.pop("latest")}
+        document["late"] = {"requests": self.late, **document.pop("lateness")}
         return document | {"void": self.void or None}
 
 
@@ -132,7 +133,7 @@ def run_of(
         histogram=tally.latency.rows(),
         client_cpu=cpu_seconds / elapsed if elapsed > 0 else 0.0,
         late=tally.late,
-        latest=tally.latest,
+        lateness={"p99": tally.lateness.quantile(0.99), "worst": tally.lateness.quantile(1.0)},
         waited_for_connection=tally.waited,
         connections=connections,
         backlog_growth=tally.due - tally.ended if is_open else None,

@@ -33,7 +33,8 @@ class Tally:
         latency: of the answers, from the moment they were due.
         answered, good: answers that count for rates, and those of them within the target.
         ended: requests that came to an end between 0 and `until`, measured or not, well or not.
-        late, latest: requests sent more than `LATE` after they were due, and the worst delay.
+        late: requests sent more than `LATE` after they were due.
+        lateness: how long after they were due requests were sent.
         waited: requests that found all connections busy, and no more allowed.
         last: when the last request came to an end.
         samples: the first text of each error.
@@ -50,7 +51,7 @@ class Tally:
     good: int = 0
     ended: int = 0
     late: int = 0
-    latest: float = 0.0
+    lateness: Histogram = field(default_factory=Histogram)
     waited: int = 0
     last: float = 0.0
     samples: dict[str, str] = field(default_factory=dict)
@@ -61,9 +62,8 @@ class Tally:
             return
         self.due += 1
         self.waited += waits
-        if now - due > LATE:
-            self.late += 1
-            self.latest = max(self.latest, now - due)
+        self.late += now - due > LATE
+        self.lateness.add(now - due)
 
     def finish(self, due: float, now: float, status: int | str, text: str = "") -> None:
         """A request has come to an end: with a status, or with one of the words above."""

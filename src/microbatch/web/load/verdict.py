@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from microbatch.units import format_number, format_percent, format_seconds
+from microbatch.web.load.tally import LATE
 
 if TYPE_CHECKING:
     from microbatch.web.load.result import Run
 
 BUSY = 0.9
 """Share of a core above which a client can no longer tell its own delays from the server's."""
-LATE_SHARE = 0.01
-"""More late requests than this, and the p99 is the client's."""
+LATE_SHARE = 0.1
+"""Of the median latency: a request in a hundred may be sent so late, or `LATE`, whichever is more."""
 GROWTH_SHARE = 0.05
 """A queue that grows by more than this share of what comes will grow for ever."""
 BURST = 16
@@ -23,9 +24,10 @@ def void_reason(run: Run) -> str:
     """Why the figures are not the server's; empty where they are."""
     if run.client_cpu > BUSY:
         return f"the client's own core was {format_percent(run.client_cpu)} busy"
-    if run.late > max(1, LATE_SHARE * run.requests):
+    lateness, worst = run.lateness["p99"] or 0.0, run.lateness["worst"] or 0.0
+    if lateness > max(LATE, LATE_SHARE * (run.latency["p50"] or 0.0)):
         share = format_percent(run.late / run.requests)
-        return f"the client sent {share} of its requests late, up to {format_seconds(run.latest)}"
+        return f"the client sent {share} of its requests late, up to {format_seconds(worst)}"
     return ""
 
 
@@ -39,13 +41,13 @@ def sentence(runs: tuple[Run, ...], target: float | None) -> str:
     """What a reader should know, in one sentence."""
     if not runs or not any(run.requests for run in runs):
         return "Nothing was measured."
+    if not any(run.throughput for run in runs):
+        return f"No request was answered: {told(runs[-1])}."
     if void := [run for run in runs if run.void]:
         which = "Void" if len(runs) == 1 else f"Void at {' and '.join(named(run) for run in void)}"
         return (
             f"{which}: {void[0].void}, so these are not the server's figures; give it less load or a core of its own."
         )
-    if not any(run.throughput for run in runs):
-        return f"No request was answered: {told(runs[-1])}."
     return _of_one(runs[0], target) if len(runs) == 1 else _of_many(runs)
 
 
