@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +40,7 @@ Answer = Callable[[int, bytes], tuple[float, bytes | None]]
 
 
 @contextmanager
-def scripted(answer: Answer, *, serial: bool = False) -> Iterator[Scripted]:
+def scripted(answer: Answer, *, serial: bool = False, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
     """A server in a thread; `serial`: it works on one request at a time, in the order in which they came."""
     server = Scripted()
     ready = threading.Event()
@@ -75,8 +76,9 @@ def scripted(answer: Answer, *, serial: bool = False) -> Iterator[Scripted]:
             await writer.drain()
             return b"connection: close" not in written.lower()
 
-        listening = await asyncio.start_server(talk, "127.0.0.1", 0, backlog=512)
-        server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/predict"
+        listening = await asyncio.start_server(talk, "127.0.0.1", 0, backlog=512, ssl=tls)
+        scheme = "https" if tls else "http"
+        server.url = f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}/predict"
         loop = asyncio.get_running_loop()
         end.append(lambda: loop.call_soon_threadsafe(stop.set))
         ready.set()

@@ -79,7 +79,12 @@ _START = "Start the server first, as in microbatch serve MODEL --port 8000."
 _MEANINGS: tuple[tuple[tuple[type[Exception], ...], str, str], ...] = (
     ((ConnectionRefusedError,), "Nobody listens at {}: the connection was refused", _START),
     ((TimeoutError,), "{} does not answer", "Check the address, and that a server of HTTP is ready there."),
-    ((ssl.SSLError,), "{} does not speak TLS, or its certificate is not trusted", "Check http or https in the URL."),
+    (
+        (ssl.SSLCertVerificationError,),
+        "The certificate of {} is not trusted",
+        "Name yours: SSL_CERT_FILE=certificate.pem.",
+    ),
+    ((ssl.SSLError,), "{} does not speak TLS", "Write http instead of https in the URL."),
     ((ConnectionError,), "{} closes the connection without an answer", "Check that it is a server of HTTP."),
     ((http.client.HTTPException, ValueError), "What listens at {} does not speak HTTP", "Check the port in the URL."),
 )
