@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from microbatch.batch.lengths import Lengths, columns_of, is_list, trimmed
+from microbatch.batch.pieces import Pieces
 from microbatch.batch.size_limit import Ladder
 from microbatch.batch.split import take
 from microbatch.batch.token_budget import TokenBudget, filled, longest_first, padded_tokens, piece_sizes
@@ -58,6 +59,13 @@ class Cutting:
 def by_size(batch: Any, batch_size: int) -> Cutting:
     """In the batch's order, so many items per piece."""
     return Cutting(batch=batch, sizes=lambda size: _equal(batch_size, size), ladder=Ladder.of_items(max(batch_size, 1)))
+
+
+def as_given(batch: Pieces, sizes: Sequence[int]) -> Cutting:
+    """Cut already, into pieces of these sizes; where one runs out of memory there is nothing smaller."""
+    largest = max(sizes)
+    ladder = Ladder(largest, lambda _: None, lambda _: f"pieces as they were given, of up to {largest} items")
+    return Cutting(batch=batch, sizes=lambda _: BatchSizes.of(uneven=sizes), ladder=ladder, wanted=largest)
 
 
 def by_length(batch: Any, found: Lengths, budget: TokenBudget, *, trims: bool, list_of_samples: bool | None) -> Cutting:

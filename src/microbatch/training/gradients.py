@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 _NARROW = (torch.float16, torch.bfloat16)
+
+Norm = Callable[[Sequence[nn.Parameter]], Tensor]
 
 
 def clear(parameters: Iterable[nn.Parameter]) -> None:
@@ -54,8 +56,12 @@ def scale(parameters: Iterable[nn.Parameter], factor: float | Tensor) -> None:
                 gradient.mul_(factor)
 
 
-def scale_and_clip(parameters: Sequence[nn.Parameter], factor: float, max_norm: float | None) -> Tensor | None:
+def scale_and_clip(
+    parameters: Sequence[nn.Parameter], factor: float, max_norm: float | None, norm_of: Norm | None = None
+) -> Tensor | None:
     """Multiply every gradient by `factor`, then clip them by their global 2-norm, in one pass.
+
+    The norm is `global_norm`'s, or that of ``norm_of`` where others hold parts of the model.
 
     Returns:
         The norm after scaling and before clipping; None without `max_norm`.
@@ -64,7 +70,7 @@ def scale_and_clip(parameters: Sequence[nn.Parameter], factor: float, max_norm: 
         if factor != 1.0:
             scale(parameters, factor)
         return None
-    norm = global_norm(parameters) * factor
+    norm = (norm_of or global_norm)(parameters) * factor
     clipping = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # torch.nn.utils.clip_grad_norm_ does the same
     scale(parameters, clipping * factor)
     return norm

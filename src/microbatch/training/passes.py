@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from microbatch.batch.pieces import Pieces
 from microbatch.batch.running import Forward, call, device_of
 from microbatch.batch.split import batch_size_of, split, to_device
 from microbatch.batch.token_budget import TokenBudget
@@ -131,7 +132,8 @@ class Passes:
         device = device_of(self.model)
         if not sizes.num_micro_batches:  # a rank without data
             return
-        for piece in split(batch, sizes.pieces, list_of_samples=self.list_of_samples):
+        cut = isinstance(batch, Pieces)
+        for piece in batch.pieces if cut else split(batch, sizes.pieces, list_of_samples=self.list_of_samples):
             yield to_device(trim(piece, self.trim_to, list_of_samples=self.list_of_samples), device)
 
     def result_of(self, piece: Any) -> Any:

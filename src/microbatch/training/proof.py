@@ -48,14 +48,14 @@ def prove(step: TrainStep, batch: Any) -> ExactnessReport:
     own = copy.copy(step)  # what it learns of the batch is not the step's
     own._noise, own._whole = None, copy.copy(step._whole)
     sizes, in_one = _sizes(own, batch)
-    with _gradients_kept(own):
+    with gradients_kept(own):
         whole = _of_the_step(own, batch, in_one)
         pieces = _of_the_step(own, batch, sizes)
         with own._ranks.together():
             local = on_a_copy(own, batch, sizes)
             exact = over_ranks(own, local)
-            report = _in_working_dtype(own, whole, pieces, sizes) if exact is None else None
-            return _agreed(own, report or _judged(own, local, exact or {}, whole, pieces))
+            report = _inworking_dtype(own, whole, pieces, sizes) if exact is None else None
+            return agreed(own, report or _judged(own, local, exact or {}, whole, pieces))
 
 
 def _sizes(own: TrainStep, batch: Any) -> tuple[BatchSizes, BatchSizes]:
@@ -74,7 +74,7 @@ def _sizes(own: TrainStep, batch: Any) -> tuple[BatchSizes, BatchSizes]:
 
 
 @contextmanager
-def _gradients_kept(own: TrainStep) -> Iterator[None]:
+def gradients_kept(own: TrainStep) -> Iterator[None]:
     """What stands in ``.grad`` now stands there afterwards."""
     before = {parameter: parameter.grad for parameter in own._all_parameters()}
     try:
@@ -106,9 +106,9 @@ def _of_the_step(own: TrainStep, batch: Any, sizes: BatchSizes) -> Gradients:
     )
 
 
-def _in_working_dtype(own: TrainStep, whole: Gradients, pieces: Gradients, sizes: BatchSizes) -> ExactnessReport:
+def _inworking_dtype(own: TrainStep, whole: Gradients, pieces: Gradients, sizes: BatchSizes) -> ExactnessReport:
     """All that can be said where no copy runs."""
-    name = NAMES[_working_dtype(own)]
+    name = NAMES[working_dtype(own)]
     note = "No copy of the model ran on the CPU: pieces and whole batch were compared in the working dtype only."
     report = compare_gradients(
         whole,
@@ -126,7 +126,7 @@ def _judged(
 ) -> ExactnessReport:
     """The copy's report, and whether the step itself is as near to the truth as the whole batch is."""
     assert local is not None
-    report, dtype = local.report, _working_dtype(own)
+    report, dtype = local.report, working_dtype(own)
     errors = [
         compare_gradients(exact, {name: some[name] for name in exact}).largest_difference or 0.0
         for some in (whole, pieces)
@@ -150,7 +150,7 @@ def _judged(
     return replace(report, exact=False, largest_difference=errors[1], culprits=(culprit,))
 
 
-def _working_dtype(own: TrainStep) -> torch.dtype:
+def working_dtype(own: TrainStep) -> torch.dtype:
     """The narrowest that takes part."""
     kinds = {parameter.dtype for parameter in own._trained() if parameter.is_floating_point()}
     kinds |= {own.autocast} if own.autocast else set()
@@ -164,7 +164,7 @@ def _distance(one: Tensor | None, other: Tensor | None) -> float:
     return float((tensors[0] - tensors[1]).abs().nan_to_num(nan=math.inf).max())
 
 
-def _agreed(own: TrainStep, report: ExactnessReport) -> ExactnessReport:
+def agreed(own: TrainStep, report: ExactnessReport) -> ExactnessReport:
     """The same report on every rank: exact where all are, with the culprits of all."""
     said = own._ranks.share(
         {

@@ -54,6 +54,16 @@ def _short(value: object) -> str:
     return repr(value) if isinstance(value, (str, int, float, torch.dtype, type(None))) else f"a {type(value).__name__}"
 
 
+def made_of(optimizer: Any, model: nn.Module) -> Any:
+    """The optimizer; made of the model's parameters where a class, or a function of parameters, is given.
+
+    A rank without parameters has an optimizer of nothing.
+    """
+    if isinstance(optimizer, Optimizer) or not callable(optimizer) or not isinstance(model, nn.Module):
+        return optimizer
+    return optimizer(list(model.parameters()) or [nn.Parameter(torch.zeros(0), requires_grad=False)])
+
+
 def check_settings(model: nn.Module, optimizer: Optimizer, *, micro_batch_size: object, scheduler: Any) -> None:
     """
     Raises:
@@ -73,7 +83,7 @@ def check_settings(model: nn.Module, optimizer: Optimizer, *, micro_batch_size: 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     own = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+    if own and not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
         raise InvalidSettings(
             "The optimizer holds none of the model's parameters.",
             "Make the optimizer from model.parameters(), after the model was moved, wrapped or replaced.",

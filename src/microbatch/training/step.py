@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,14 +18,15 @@ from torch.optim import Optimizer
 
 from microbatch.batch.exactness import ExactnessReport
 from microbatch.batch.lengths import is_list, lengths_of
+from microbatch.batch.pieces import Pieces
 from microbatch.batch.running import Forward, device_of
 from microbatch.batch.split import batch_size_of, is_list_of_samples
 from microbatch.batch.token_budget import TokenBudget
-from microbatch.errors import InvalidModel
+from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
 from microbatch.training.checkpoints import checkpoint
-from microbatch.training.cutting import Cutting, by_length, by_size
+from microbatch.training.cutting import Cutting, as_given, by_length, by_size
 from microbatch.training.joint.whole_batch import WholeBatch
 from microbatch.training.memory.memory_model import contents
 from microbatch.training.memory.micro_batch_size import Choice, choose, from_profile
@@ -45,11 +47,14 @@ from microbatch.training.passes import Passes
 from microbatch.training.phase import REDUCTION, during
 from microbatch.training.piece_norms import PieceNorms
 from microbatch.training.proof import prove
-from microbatch.training.ranks.distributed import is_empty, ranks_of
+from microbatch.training.ranks.distributed import is_empty, is_pipeline, ranks_of
 from microbatch.training.ranks.sharded_size import choose_together
 from microbatch.training.result import Attempt, StepResult
-from microbatch.training.settings import check_kinds, check_settings
+from microbatch.training.settings import check_kinds, check_settings, made_of
 from microbatch.training.update import update
+
+if TYPE_CHECKING:
+    from microbatch.pipeline.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +95,7 @@ class TrainStep:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Callable[..., Optimizer],
         loss: Loss,
         *,
         forward: Forward | None = None,
@@ -98,6 +103,7 @@ class TrainStep:
         joint: str | None = None,
         batch_norm: str | None = None,
         micro_batch_size: int | str | TokenBudget = "auto",
+        num_micro_batches: int | str | None = None,
         max_norm: float | None = None,
         scheduler: Any = None,
         scaler: GradScaler | None = None,
@@ -110,8 +116,8 @@ class TrainStep:
     ) -> None:
         """
         Args:
-            model: any module, on its device; compiled or not.
-            optimizer: of the model's parameters.
+            model: any module, on its device; compiled or not; or a `microbatch.Pipeline`.
+            optimizer: of the model's parameters, or a class to make it of them with its own defaults.
             loss: ``loss(output, batch) -> (sum, weight)``, or a dict of such pairs. The weight is a constant: what
                 the sum is divided by (tokens, pixels, samples). The library divides, by the weight of all pieces
                 and ranks.
@@ -126,13 +132,12 @@ class TrainStep:
             batch_norm: ``"exact"``, ``"frozen"`` or ``"micro_batch"``, see `microbatch.training.joint.batch_norm`.
             micro_batch_size: items per piece, larger than the batch is one piece; ``"auto"``; or a `TokenBudget`, which
                 runs items longest first in pieces with the least padding.
+            num_micro_batches: of a pipeline: a number, or ``"auto"``; by default what the pipeline was made with.
             max_norm: clip the gradients by their global norm.
             scheduler: its ``step()`` is called after each update.
-            scaler: loss scaling, for fp16.
-            autocast: dtype for ``torch.autocast`` around forward and loss.
+            scaler, autocast: loss scaling, for fp16; dtype for ``torch.autocast`` around forward and loss.
             list_of_samples: how a batch that is a list is read, see `microbatch.batch.split.batch_size_of`.
-            profile: for ``micro_batch_size="auto"``.
-            memory_limit: bytes, for ``micro_batch_size="auto"``.
+            profile, memory_limit: for ``micro_batch_size="auto"``; the limit in bytes.
             process_group: ranks that share the step.
             noise_scale: measure the gradient noise scale, see `microbatch.training.noise_scale`; it needs two pieces.
 
@@ -140,30 +145,33 @@ class TrainStep:
             InvalidBatchSizes: a micro-batch size below 1.
             InvalidSettings: see `microbatch.training.settings.check_settings`.
         """
+        made: Optimizer = made_of(optimizer, model)
         check_kinds(
             {
-                "model": model, "optimizer": optimizer, "loss": loss, "forward": forward, "weight": weight,
+                "model": model, "optimizer": made, "loss": loss, "forward": forward, "weight": weight,
                 "autocast": autocast, "scheduler": scheduler, "scaler": scaler, "max_norm": max_norm,
                 "memory_limit": memory_limit,
             }
         )  # fmt: skip
-        check_settings(model, optimizer, micro_batch_size=micro_batch_size, scheduler=scheduler)
-        self.model, self.optimizer, self.loss, self.scheduler, self.scaler = model, optimizer, loss, scheduler, scaler
-        self.forward, self.weight, self.autocast = forward, weight, autocast
-        self.micro_batch_size, self.max_norm = micro_batch_size, max_norm
-        self.profile, self.memory_limit, self.process_group = profile, memory_limit, process_group
-        self._ranks = ranks_of(model, optimizer, process_group, device_of(model))
+        check_settings(model, made, micro_batch_size=micro_batch_size, scheduler=scheduler)
+        self.model, self.optimizer, self.loss, self.scheduler, self.scaler = model, made, loss, scheduler, scaler
+        self.forward, self.weight, self.autocast, self.max_norm = forward, weight, autocast, max_norm
+        self.micro_batch_size, self.profile = micro_batch_size, profile
+        self.memory_limit, self.process_group = memory_limit, process_group
+        self._is_pipeline = is_pipeline(model)
+        number = self._number_of(num_micro_batches, joint=joint, batch_norm=batch_norm, noise_scale=noise_scale,
+                                 profile=profile, memory_limit=memory_limit, process_group=process_group)  # fmt: skip
+        self._ranks = ranks_of(model, made, process_group, device_of(model), number)
         self._recovery = Recovery()
         self.choice: Choice | None = None
-        self._list_of_samples = list_of_samples
-        self._weights_differ = False
+        self._list_of_samples, self._weights_differ = list_of_samples, False
         self._trims: bool | None = None
         self._can_show = can_show(model, self._ranks, joint=joint is not None)
         self._whole = WholeBatch(
             model, loss, self._ranks, joint=joint, batch_norm=batch_norm, weight=weight, noise_scale=noise_scale
         )
         self._noise = PieceNorms(self._trained, scaler) if noise_scale else None
-        self.steps = self.samples = 0  # done so far, of all ranks together
+        self.steps = self.samples = 0  # of all ranks
 
     def __call__(self, batch: Any) -> StepResult:
         """One step.
@@ -214,7 +222,24 @@ class TrainStep:
             InvalidBatch: one item cannot be cut.
             NoAnswer: the whole batch does not fit in one pass.
         """
+        if self._is_pipeline:
+            from microbatch.training.pipelined_proof import prove_pipelined
+
+            return prove_pipelined(self, batch)
         return prove(self, batch)
+
+    def timeline(self) -> Timeline:
+        """The last step of a `Pipeline`, measured, with its simulation beside it. Any rank may ask.
+
+        Raises:
+            InvalidSettings: the model is no pipeline.
+            NoAnswer: no step was done yet.
+        """
+        if not getattr(self.model, "is_pipeline", False):
+            raise InvalidSettings("The model is no pipeline.", "Give TrainStep a microbatch.Pipeline.")
+        from microbatch.pipeline.execution.measuring import timeline_of
+
+        return timeline_of(self.model)  # type: ignore[arg-type]
 
     def _retried(self, batch: Any, finish: Callable[[Accumulated], T]) -> tuple[Accumulated, T]:
         """Gradients of the whole batch but for a factor, then `finish`; in smaller pieces where memory runs out.
@@ -312,10 +337,16 @@ class TrainStep:
             scaler=self.scaler,
             scheduler=self.scheduler,
             make=self._recovery.make,
+            ranks=self._ranks,
         )
 
     def _passes(self) -> Passes:
-        return Passes(
+        kind: type[Passes] = Passes
+        if self._is_pipeline:
+            from microbatch.training.pipelined import PipelinedPasses
+
+            kind = PipelinedPasses
+        return kind(
             model=self.model,
             loss=self._whole.loss,
             forward=self.forward,
@@ -326,6 +357,20 @@ class TrainStep:
             norms=self._noise,
             trim_to=self._budget if self._trims else None,
         )
+
+    def _number_of(self, number: int | str | None, **given: object) -> int | str | None:
+        """Micro-batches of a pipeline, which decide unless a size was given; arguments that it lacks are refused."""
+        if not self._is_pipeline:
+            if number is not None:
+                raise InvalidSettings("num_micro_batches= is an argument for a pipeline.", "Give micro_batch_size=.")
+            return None
+        from microbatch.training.pipelined import check_pipelined
+
+        check_pipelined(**given)
+        if self.micro_batch_size == "auto":
+            self.micro_batch_size = sys.maxsize
+            return number
+        return 1 if number is None else number
 
     def _weights_of(self, batch: Any) -> dict[str, float] | None:
         if self.weight is None:
@@ -387,6 +432,8 @@ class TrainStep:
 
     def _cutting(self, batch: Any, batch_size: int, start: Snapshot) -> Cutting:
         """How the batch becomes pieces."""
+        if isinstance(batch, Pieces):
+            return as_given(batch, self._sizes_of(batch))
         budget = self._budget
         if budget is None or not batch_size:
             return by_size(batch, batch_size)
@@ -405,16 +452,21 @@ class TrainStep:
     def _size_of(self, batch: Any) -> int:
         if not self._ranks.alone and is_empty(batch):
             return 0
+        if isinstance(batch, Pieces):
+            return sum(self._sizes_of(batch))
         size = batch_size_of(batch, list_of_samples=self._list_of_samples)
         if self._list_of_samples is None:
             self._list_of_samples = is_list_of_samples(batch)  # later batches are read as this one
         return size
 
+    def _sizes_of(self, batch: Pieces) -> list[int]:
+        return [batch_size_of(piece, list_of_samples=self._list_of_samples) for piece in batch.pieces]
+
     def _trained(self) -> list[nn.Parameter]:
         """Parameters of the optimizer that are not frozen."""
         groups = self.optimizer.param_groups
         trained = [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
-        if not trained:
+        if not trained and not self._is_pipeline:  # another stage may have some
             raise InvalidModel("Every parameter of the optimizer is frozen.", "Set requires_grad of one to True.")
         return trained
 

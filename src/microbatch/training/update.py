@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from microbatch.training import gradients
+from microbatch.training.ranks.one_process import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ def update(
     scaler: GradScaler | None,
     scheduler: Any,
     make: Callable[[Callable[[], object]], None],
+    ranks: Ranks,
 ) -> tuple[float | None, str | None]:
     """One optimizer step.
 
@@ -38,6 +40,7 @@ def update(
         scaler: unscales them, and skips the step when one is not finite; the scheduler then stays where it is.
         scheduler: steps after the optimizer.
         make: calls the optimizer's step, see `microbatch.training.memory.recovery.Recovery.make`.
+        ranks: that share the step.
 
     Returns:
         The norm before clipping (None without `max_norm`), and why the step was skipped (None when it was not).
@@ -45,9 +48,10 @@ def update(
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     if scaler is not None:
         if scaler._scale is None:  # made by the first loss that it scales; a rank without weight has scaled none
-            scaler.scale(torch.zeros((), device=parameters[0].device))
+            scaler.scale(torch.zeros((), device=optimizer.param_groups[0]["params"][0].device))
         scaler.unscale_(optimizer)
-    norm = gradients.scale_and_clip(parameters, factor, max_norm)
+        ranks.share_found_inf(scaler, optimizer)
+    norm = gradients.scale_and_clip(parameters, factor, max_norm, ranks.norm)
     gradients.narrow(parameters)
     skipped = _step(optimizer, scaler, make)
     if skipped is None and scheduler is not None:

@@ -26,7 +26,14 @@ from microbatch.training.ranks.sharded import Sharded
 logger = logging.getLogger(__name__)
 
 
-def ranks_of(model: nn.Module, optimizer: Optimizer, group: Any, device: torch.device) -> Ranks:
+def is_pipeline(model: object) -> bool:
+    """Whether a model is a `Pipeline`, without loading what runs one."""
+    return bool(getattr(model, "is_pipeline", False))
+
+
+def ranks_of(
+    model: nn.Module, optimizer: Optimizer, group: Any, device: torch.device, num_micro_batches: int | str | None = None
+) -> Ranks:
     """The ranks that share the steps of a model.
 
     Args:
@@ -34,10 +41,15 @@ def ranks_of(model: nn.Module, optimizer: Optimizer, group: Any, device: torch.d
         optimizer: of its parameters.
         group: the ranks that hold replicas of a plain model; None for none. Under DDP and FSDP2 the model knows.
         device: where the model is.
+        num_micro_batches: of a pipeline.
 
     Raises:
         InvalidSettings: FSDP1, DDP inside FSDP2, or a process group without torch.distributed.
     """
+    if is_pipeline(model):
+        from microbatch.training.ranks.pipelined import Pipelined
+
+        return Pipelined(model, num_micro_batches)  # type: ignore[arg-type]
     parameters = [parameter for one in optimizer.param_groups for parameter in one["params"]]
     kinds = {
         kind: [module for module in model.modules() if isinstance(module, kind)]

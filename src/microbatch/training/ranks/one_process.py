@@ -7,8 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 
 from microbatch.sizes import BatchSizes
+from microbatch.training import gradients
 from microbatch.training.normalise import Total
 from microbatch.training.ranks.gathering import Gathered
 from microbatch.training.ranks.meeting import Meeting
@@ -99,6 +102,12 @@ class Ranks(Protocol):
     def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:
         """Around the pieces of a try: `show` gets gradients that do not come through leaves; whether it gets all."""
 
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """2-norm of the gradients of the whole model, of which this rank may hold a part."""
+
+    def share_found_inf(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """What a scaler has found on one rank, it has found on all."""
+
 
 class OneProcess:
     """The only process."""
@@ -150,3 +159,9 @@ class OneProcess:
 
     def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:  # noqa: ARG002
         return nullcontext(True)
+
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        return gradients.global_norm(parameters)
+
+    def share_found_inf(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Every rank has the same gradients."""

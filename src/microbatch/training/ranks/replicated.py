@@ -13,21 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from microbatch.batch.oom import drop_frames, is_out_of_memory
 from microbatch.errors import InvalidModel, RankFailed
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
 from microbatch.training.normalise import Total, added_up
+from microbatch.training.ranks.buckets import BUCKET_BYTES, dtype_of_sum, in_buckets, reduce_bucket, whole_gradient
 from microbatch.training.ranks.gathering import Gathered, gather
 from microbatch.training.ranks.meeting import Meeting, Traffic
 from microbatch.training.ranks.one_process import Show
-
-BUCKET_BYTES = 25 << 20
-"""As DistributedDataParallel's: large enough for the bandwidth of a link, small beside a model."""
-
-_NARROW = (torch.float16, torch.bfloat16)
 
 
 class Replicated:
@@ -159,11 +157,11 @@ class Replicated:
         by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for parameter, is_used in zip(parameters, used, strict=True):
             if is_used:
-                gradient = _whole_gradient(parameter)
+                gradient = whole_gradient(parameter)
                 by_kind.setdefault((gradient.dtype, gradient.device), []).append(gradient)
         for kind, tensors in by_kind.items():
-            for bucket in _in_buckets(tensors):
-                self._reduce(bucket, self._buckets[kind])
+            for bucket in in_buckets(tensors):
+                reduce_bucket(self._meeting, bucket, self._buckets[kind])
         self._share_buffers(_on_any([one["buffers"] for one in said]))
 
     def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
@@ -175,22 +173,17 @@ class Replicated:
     def showing_gradients(self, show: Show) -> AbstractContextManager[bool]:  # noqa: ARG002
         return nullcontext(True)
 
-    def _reduce(self, tensors: list[Tensor], room: Tensor) -> None:
-        """One all-reduce: in place for one tensor, of copies side by side for several."""
-        if len(tensors) == 1 and tensors[0].is_contiguous():
-            self._meeting.all_reduce(tensors[0])
-            return
-        flat = room[: sum(tensor.numel() for tensor in tensors)]
-        parts = [part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors)]
-        torch._foreach_copy_(parts, tensors)
-        self._meeting.all_reduce(flat)
-        torch._foreach_copy_(tensors, parts)
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        return gradients.global_norm(parameters)
+
+    def share_found_inf(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Every rank has the same gradients."""
 
     def _allocate(self, parameters: Iterable[nn.Parameter]) -> None:
         """Room for one bucket of each kind, kept from step to step."""
         needed: dict[tuple[torch.dtype, torch.device], int] = {}
         for parameter in parameters:
-            kind = (_dtype_of_sum(parameter), parameter.device)
+            kind = (dtype_of_sum(parameter), parameter.device)
             needed[kind] = needed.get(kind, 0) + parameter.numel()
         for (dtype, device), numel in needed.items():
             if (dtype, device) not in self._buckets:
@@ -218,37 +211,6 @@ def _marks(flags: Iterable[bool]) -> str:
 
 def _on_any(marks: Sequence[str]) -> list[bool]:
     return ["1" in column for column in zip(*marks)]
-
-
-def _dtype_of_sum(parameter: nn.Parameter) -> torch.dtype:
-    return torch.float32 if parameter.dtype in _NARROW else parameter.dtype
-
-
-def _whole_gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient, dense and in the dtype of sums; zeros where this rank has none."""
-    gradient, dtype = parameter.grad, _dtype_of_sum(parameter)
-    if gradient is None or gradient.layout != torch.strided or gradient.dtype != dtype:
-        if gradient is None:
-            gradient = torch.zeros_like(parameter, dtype=dtype)
-        dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
-        parameter.grad = None
-        gradients.widen([parameter])
-        parameter.grad = dense.detach().to(dtype)
-    assert parameter.grad is not None
-    return parameter.grad
-
-
-def _in_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
-    held = 0
-    for tensor in tensors:
-        if bucket and held + tensor.nbytes > BUCKET_BYTES:
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(tensor)
-        held += tensor.nbytes
-    if bucket:
-        yield bucket
 
 
 def _check_same_model(models: list[list[int]]) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from microbatch.batch.oom import drop_frames, is_out_of_memory, release
@@ -56,7 +58,7 @@ class Sharded:
         self._example: Any = None
         self._short: Any = None
         self._outputs: list[tuple[list[Tensor], list[bool]]] = []
-        self._roots = _prepare(model)
+        self._roots = prepare(model)
         for root in self._roots:
             assert isinstance(root, nn.Module)
             root.register_forward_hook(self._keep_outputs)
@@ -203,6 +205,12 @@ class Sharded:
         """See `Ranks`. Gradients of sharded parameters come through FSDP2's collectives."""
         return self._collectives.showing_gradients(show)
 
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        return gradients.global_norm(parameters)
+
+    def share_found_inf(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Every rank has the same gradients."""
+
     def _fail(self, error: Exception) -> None:
         """Make the collectives that the others wait for, then raise on every rank."""
         memory, text = is_out_of_memory(error), f"{type(error).__name__}: {error}"
@@ -241,7 +249,7 @@ class Sharded:
                 torch.autograd.backward(tensors, [torch.zeros_like(tensor) for tensor in tensors])
 
 
-def _prepare(model: nn.Module) -> list[FSDPModule]:
+def prepare(model: nn.Module) -> list[FSDPModule]:
     """Gradients are summed, unused parameters have zeros; the outermost sharded modules."""
     sharded = [(name, module) for name, module in model.named_modules() if isinstance(module, FSDPModule)]
     roots: dict[str, FSDPModule] = {}

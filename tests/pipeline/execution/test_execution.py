@@ -1,0 +1,103 @@
+"""Pipelines equal one process: real processes on gloo, one group per number of ranks, which runs its whole table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TABLES = {2: ("exactness", "narrow", "own_orders", "refused", "proofs", "hugging_face"), 4: ("exactness", "meshes")}
+SECONDS = 400
+EXACT = 1e-12
+NARROW = 1e-6
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=TABLES)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each rank of a group found, by table and case."""
+    return run_ranks(request.param, tmp_path_factory.mktemp(f"pipeline{request.param}"))
+
+
+def run_ranks(world: int, folder: Path) -> Found:
+    tables = [f"tests.pipeline.execution.table_cases:{name}" for name in TABLES[world]]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(world):
+        command = [sys.executable, "-m", "tests.training.ranks", str(rank), str(world), str(folder), *tables]
+        with (folder / f"said{rank}").open("w") as log:
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log))
+    try:
+        for process in processes:
+            process.wait(SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    said = [(folder / f"said{rank}").read_text() for rank in range(world)]
+    assert [process.returncode for process in processes] == [0] * world, said
+    found: Found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
+    for one in found:
+        assert "error" not in one, one["error"]
+    return found
+
+
+def table(ranks: Found, name: str) -> dict[str, Any]:
+    """What the ranks agree on; nothing for a table that the group did not run."""
+    rows: dict[str, Any] = ranks[0].get(f"table:{name}", {})
+    return rows
+
+
+@pytest.mark.parametrize("name", ["exactness", "own_orders", "hugging_face"])
+def test_gradients_in_float64(ranks: Found, name: str) -> None:
+    off = {case: value for case, value in table(ranks, name).items() if not value <= EXACT}
+    assert off == {}
+
+
+def test_gradients_in_float32(ranks: Found) -> None:
+    off = {case: value for case, value in table(ranks, "narrow").items() if not value <= NARROW}
+    assert off == {}
+
+
+def test_replicas_and_shards_of_a_pipeline(ranks: Found) -> None:
+    off = {case: value for case, value in table(ranks, "meshes").items() if not max(value.values()) <= EXACT}
+    assert off == {}
+
+
+REFUSED = {
+    "ddp": ("InvalidSettings", "DistributedDataParallel"),
+    "compiled": ("InvalidSettings", "compiled backward"),
+    "different": ("InvalidBatch", "Ranks 0 and 1 of one pipeline were given different batches"),
+    "stages": ("InvalidSchedule", "5 stages do not divide over 2 ranks. Nearest: 4 or 6"),
+    "too many": ("InvalidModel", "layers to cut between"),
+    "name": ("InvalidSettings", "No layer that can begin a stage is called 'layer.1'"),
+    "simulated": ("InvalidSchedule", "dualpipe cannot be run"),
+    "joint": ("InvalidSettings", "joint"),
+}
+
+
+def test_what_would_be_wrong_is_refused_on_every_rank(ranks: Found) -> None:
+    if not table(ranks, "refused"):
+        return
+    for case, (kind, text) in REFUSED.items():
+        for rank in ranks:
+            said = rank["table:refused"][case]
+            assert said["type"] == kind and text in said["text"], (case, said)
+    assert table(ranks, "refused")["after"] <= EXACT
+
+
+def test_a_proof_names_every_stage(ranks: Found) -> None:
+    if not table(ranks, "proofs"):
+        return
+    for rank in ranks:
+        exact, mixes = rank["table:proofs"]["exact"], rank["table:proofs"]["mixes"]
+        assert exact["exact"] and exact["off"] <= EXACT
+        assert [note.split()[:2] for note in exact["notes"]] == [["Stage", str(stage)] for stage in range(4)]
+        assert not mixes["exact"]
