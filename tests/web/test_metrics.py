@@ -21,7 +21,7 @@ from microbatch.serving.decisions.metrics import LATENCY_BUCKETS, MOST_REASONS, 
 from microbatch.serving.decisions.view import Decision, QueueView, launch
 from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.web.metrics import exposition
-from microbatch.web.metrics_table import OUTCOMES, SERIES, SIZE_BUCKETS
+from microbatch.web.metrics_table import OUTCOMES, RESPONSES, RESPONSES_HELP, RESPONSES_LABELS, SERIES, SIZE_BUCKETS
 from tests.serving.engines import Held, serving, until
 from tests.serving.functions import double, poisoned, slow
 from tests.web.running import running
@@ -219,6 +219,9 @@ def test_over_http() -> None:
             response = connection.getresponse()
             response.read()
             statuses.append(response.status)
+        for path in ("/predict", "/nothing"):
+            connection.request("POST", path, "1", {"Content-Type": "text/plain"})
+            connection.getresponse().read()
         connection.request("GET", "/metrics")
         response = connection.getresponse()
         samples = read(response.read())
@@ -228,12 +231,19 @@ def test_over_http() -> None:
     assert of(samples, "items_total", outcome="answered") == 3
     assert of(samples, "items_total", outcome="failed") == 1
     assert of(samples, "ready") == 1
+    responses = {(dict(labels)["route"], dict(labels)["status"]): value
+                 for (name, labels), value in samples.items() if name == "microbatch_http_responses_total"}  # fmt: skip
+    assert responses == {("/predict", "200"): 3, ("/predict", "500"): 1, ("/predict", "415"): 1, ("", "404"): 1}
     assert samples["process_resident_memory_bytes", frozenset()] > 0
     assert math.isfinite(samples["process_cpu_seconds_total", frozenset()])
 
 
 def test_the_page_of_the_docs_lists_every_series(root: Path) -> None:
     text = (root / "docs" / "observe.md").read_text(encoding="utf-8")
-    listed = [line for line in text.splitlines() if line.startswith("| `microbatch_")]
+    series = f"microbatch_{RESPONSES}_total"
+    assert (
+        f"| `{series}` | counter | {', '.join(f'`{label}`' for label in RESPONSES_LABELS)} | {RESPONSES_HELP} |" in text
+    )
+    listed = [line for line in text.splitlines() if line.startswith("| `microbatch_") and series not in line]
     labels = [", ".join(f"`{label}`" for label in ("model", *series.labels)) for series in SERIES]
     assert listed == [f"| `{s.full_name}` | {s.kind} | {names} | {s.help} |" for s, names in zip(SERIES, labels)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
@@ -49,6 +50,7 @@ class Application:
         keyed: whether requests need a key.
         title: of the server, in its documents and pages.
         stopping: about to stop; streams are to end.
+        answers: responses by the path of their route, empty where there is none, and by their status.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Application:
         self.routes = tuple(routes)
         self.body_limit, self.body_timeout, self.deadline, self.title = body_limit, body_timeout, deadline, title
         self.stopping = False
+        self.answers: Counter[tuple[str, int]] = Counter()
         self._stop = asyncio.Event()
         self._keys = Keys(keys)
         self._router = Router(self.routes)
@@ -125,6 +128,7 @@ class Application:
                 request.watch = watch
                 response = await row.handler(request)
                 if not isinstance(response.body, bytes):
+                    self.answers[row.path, response.status] += 1
                     await self._stream(response, scope, send)
                     return
         except asyncio.CancelledError:
@@ -140,6 +144,7 @@ class Application:
             return
         except Exception as error:
             response = self._refusal(error, row or self._row_at(scope["path"]), scope)
+        self.answers[row.path if row else "", response.status] += 1
         await send_response(response, send)
 
     async def _stream(self, response: Response, scope: Scope, send: Any) -> None:

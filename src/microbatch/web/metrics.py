@@ -21,7 +21,16 @@ from microbatch import __version__
 from microbatch.serving.decisions.metrics import Metrics
 from microbatch.web.engine import Engine
 from microbatch.web.engine_metrics import metrics_of
-from microbatch.web.metrics_table import PREFIX, SERIES, Histogram, Samples, Series
+from microbatch.web.metrics_table import (
+    PREFIX,
+    RESPONSES,
+    RESPONSES_HELP,
+    RESPONSES_LABELS,
+    SERIES,
+    Histogram,
+    Samples,
+    Series,
+)
 from microbatch.web.request import Request
 from microbatch.web.response import Response
 from microbatch.web.routes import Route
@@ -29,28 +38,31 @@ from microbatch.web.routes import Route
 if TYPE_CHECKING:
     from microbatch.web.application import Application
 
+Answers = Mapping[tuple[str, int], int]
 OPEN_METRICS = "application/openmetrics-text"
 
 
 async def metrics(request: Request) -> Response:
     """What has happened so far."""
     accept = request.header(b"accept").decode("latin-1")
-    body, content_type = exposition(request.application.engines, accept)
+    application = request.application
+    body, content_type = exposition(application.engines, accept, application.answers)
     return Response(200, body, content_type)
 
 
-def exposition(engines: Mapping[str, Engine], accept: str = "") -> tuple[bytes, str]:
+def exposition(engines: Mapping[str, Engine], accept: str = "", answers: Answers | None = None) -> tuple[bytes, str]:
     """The page and its content type.
 
     Args:
         engines: by the name of the model.
         accept: of the request; whoever asks for OpenMetrics gets that.
+        answers: responses of the server by route and status.
     """
     try:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):  # a version that is no number
         encode, content_type = choose_encoder("")
-    return encode(ModelCollector(engines)), content_type
+    return encode(ModelCollector(engines, answers)), content_type
 
 
 class ModelCollector(Collector):
@@ -58,18 +70,21 @@ class ModelCollector(Collector):
 
     _process = ProcessCollector(registry=None)
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, engines: Mapping[str, Engine], answers: Answers | None = None) -> None:
         """
         Args:
             engines: by the name of the model.
+            answers: responses of a server by route and status; nothing is told of them without one.
         """
-        self._engines = engines
+        self._engines, self._answers = engines, answers
 
     def collect(self) -> Iterator[Metric]:
         """One family for each series, with the samples of every model, and what is known of this process."""
         models = metrics_of(self._engines)
         for series in SERIES:
             yield family_of(series, models)
+        if self._answers is not None:
+            yield _responses(self._answers)
         yield InfoMetricFamily(f"{PREFIX}build", "The version of microbatch.", value={"version": __version__})
         yield from self._process.collect()
 
@@ -91,6 +106,13 @@ def _add(family: Any, name: str, read: Samples | Histogram) -> None:
         return
     for labels, value in read:
         family.add_metric([name, *labels], value)
+
+
+def _responses(answers: Answers) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}{RESPONSES}", RESPONSES_HELP, labels=RESPONSES_LABELS)
+    for (route, status), count in sorted(answers.items()):
+        family.add_metric([route, str(status)], count)
+    return family
 
 
 def _bound(value: float) -> str:

@@ -127,3 +127,6 @@ SERIES = (
     Series("tenant_items_waiting", "gauge", "Items of each tenant in the queue.", _tenants("waiting"), ("tenant",)),
 )  # fmt: skip
 """In the order of the page."""
+RESPONSES, RESPONSES_LABELS = "http_responses", ("route", "status")
+RESPONSES_HELP = "Responses of the server by route, empty where there is none, and status; of no model."
+"""What is counted before a model sees anything: a wrong key, a body that is no item."""
