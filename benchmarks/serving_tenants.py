@@ -36,9 +36,9 @@ from microbatch.serving.decisions.view import Waiting
 from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.serving.engine.gate import share_cpu
 
-BATCH, FLOOD_BATCH = 32, 32
+BATCH, FLOOD_BATCH = 32, 8
 ITEMS = 20_000
-BATCH_SECONDS = 0.02
+BATCH_SECONDS = 0.05
 Found = dict[str, Any]
 
 

@@ -13,7 +13,7 @@ BEYOND: tuple[Mutant, ...] = (
         ("            line.tag = self._now\n", "            pass\n", "who stays away saves nothing up"),
         ("self._now = max(self._now, line.tag)", "pass", "virtual time goes on"),
         ("(tag + line.waiting[place].facts.cost, after", "(tag, after", "what policies see is the order of service"),
-        ("if line.waiting or line.tag > self._now}", "}", "names without end are forgotten"),
+        ("kept if len(kept) <= 2 * len(waiting) + FEW else waiting", "kept", "names without end are forgotten"),
         (
             "if self._only is None:\n            self._lines.clear()",
             "if False:\n            pass",
