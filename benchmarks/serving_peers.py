@@ -38,6 +38,7 @@ from benchmarks.peer_servers.plan import Visit, capacity, visits
 from benchmarks.peer_servers.running import DidNotStart, Server, ask, free_port, serving
 from benchmarks.peer_servers.summary import summary
 from benchmarks.peer_servers.table import MODELS, OURS, PEERS, Peer, command_of, settings_in_environment
+from microbatch.models.torchvision_operators import make_torchvision_importable
 
 CHECKED = 8
 """Answers of each server that are compared with the callable's own before it is measured."""
@@ -96,6 +97,7 @@ class Run:
 
     def _check(self, visit: Visit, port: int) -> None:
         if visit.model not in self._expected:
+            make_torchvision_importable()  # transformers looks for it
             run = CALLABLES[visit.model]()
             self._expected[visit.model] = [run([item])[0] for item in ITEMS[visit.model]()[:CHECKED]]
         for item, expected in zip(ITEMS[visit.model](), self._expected[visit.model]):

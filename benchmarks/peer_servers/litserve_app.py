@@ -13,7 +13,7 @@ class Api(litserve.LitAPI):
     def setup(self, device: str) -> None:  # noqa: ARG002  # as LitServe calls it
         self.run = asked()
 
-    def decode_request(self, request: Any) -> Any:
+    def decode_request(self, request):  # its annotation would become the form of the body
         return request["item"]
 
     def batch(self, inputs: list[Any]) -> list[Any]:
