@@ -48,8 +48,10 @@ def vectors(engine: Reading, values: list[Any]) -> list[Any]:
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize(("dtype", "gap"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(
+    ("pooling", "dtype", "gap"),
+    [*((name, torch.float64, 1e-12) for name in POOLINGS), ("mean_tokens", torch.float32, 1e-5)],
+)
 def test_a_text_has_the_vector_that_it_has_alone(tmp_path: Path, pooling: str, dtype: torch.dtype, gap: float) -> None:
     folder = write_sentence_folder(tmp_path / "model", poolings=(pooling,), dtype=dtype)
     with embedder(folder, max_batch_size=8) as engine:
@@ -124,6 +126,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "fractions": ([1.5, 2.0], InvalidBatch, "neither a text nor"),
     "truths": ([True, False], InvalidBatch, "neither a text nor"),
     "rows": ([[1, 2], [3, 4]], InvalidBatch, "neither a text nor"),
+    "numbers that are none": ([float("nan"), float("inf")], InvalidBatch, "neither a text nor"),
     "uneven rows": ([[1, 2], [3]], InvalidBatch, "neither a text nor"),
     "a mixture": ([1, "a"], InvalidBatch, "neither a text nor"),
     "an unknown token": ([2, 10_000, 3], InvalidBatch, "no token 10000"),

@@ -88,7 +88,8 @@ def test_fewer_dimensions_are_cut_and_of_length_one(url: str, form: str) -> None
     given = row["embedding"]
     short = np.array(given) if form == "float" else np.frombuffer(base64.b64decode(given), dtype="<f4")
     assert np.allclose(short, whole[:5] / np.linalg.norm(whole[:5]), atol=1e-6)
-    assert embed(url, "a", dimensions=32)[0] == 200
+    assert embed(url, "a", dimensions=32)[0] == embed(url, "a", dimensions=8.0)[0] == 200
+    assert embed(url, "a", dimensions=None, user=None)[0] == 200
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -105,6 +106,8 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "too many tokens": ({"model": "minilm", "input": [3] * 25}, 413, "25 token ids"),
     "too many texts": ({"model": "minilm", "input": ["a"] * 17}, 413, "17 items"),
     "too many dimensions": ({"model": "minilm", "input": "a", "dimensions": 33}, 400, "32 dimensions, not 33"),
+    "half a dimension": ({"model": "minilm", "input": "a", "dimensions": 1.5}, 400, "not 1.5"),
+    "half a token": ({"model": "minilm", "input": [2.5, 3]}, 400, "neither a text nor"),
     "no dimensions": ({"model": "minilm", "input": "a", "dimensions": 0}, 400, "dimensions"),
     "an unknown format": ({"model": "minilm", "input": "a", "encoding_format": "hex"}, 400, "hex"),
     "an unknown member": ({"model": "minilm", "input": "a", "dimension": 5}, 400, "dimension"),
@@ -142,6 +145,10 @@ def test_the_document_names_it(url: str) -> None:
     schema = document["paths"]["/v1/embeddings"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["model"]["enum"] == ["minilm"]
     assert schema["properties"]["dimensions"]["maximum"] == 32
+    refused = document["paths"]["/v1/embeddings"]["post"]["responses"]["415"]["content"]["application/json"]["schema"]
+    assert set(refused["properties"]["error"]["required"]) == {"message", "type", "param", "code"}
+    items = document["paths"]["/predict/minilm"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert '"maxLength": 1000000' in json.dumps(items)
 
 
 def test_without_embeddings_it_is_not_in_the_document() -> None:

@@ -26,7 +26,7 @@ def start_lines(url: str, served: Sequence[Served], notes: Sequence[str]) -> Ite
         yield f"  {same_answer(each.engine.report)}"
     yield from (f"note: {note}" for note in notes)
     yield f"try: {curl(url, served[0], served)}"
-    yield f"Live page: {url}/   API: {url}/docs   Ctrl-C ends it; what waits is answered first."
+    yield f"Live page: {url}/   API: {url}/openapi.json   Ctrl-C ends it; what waits is answered first."
 
 
 def start_document(url: str, served: Sequence[Served], notes: Sequence[str], *, keys: int) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _annotated(run: Any) -> Form | None:
         return None
     function = run if inspect.isroutine(run) else type(run).__call__
     try:
-        hints = get_type_hints(function)
+        hints = get_type_hints(function, include_extras=True)  # bounds of msgspec.Meta are kept
         first = next(name for name in inspect.signature(run).parameters)
         kind = hints[first]
         if get_origin(kind) not in (list, Sequence, Iterable) or get_args(kind)[0] is Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -48,7 +48,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True):
     input: str | list[Any]
     model: str
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    dimensions: int | float | None = None
     user: str | None = None
 
 
@@ -56,14 +56,10 @@ async def embeddings(request: Request) -> Response:
     """A vector for each input, or the error of the first one that has none."""
     asked = await request.json(EmbeddingRequest)
     name, engine = _engine(request, asked.model)
-    about = engine.embedding
-    if asked.dimensions is not None and asked.dimensions > about.dimensions:
-        raise InvalidRequest(
-            f"The vectors of {name} have {about.dimensions} dimensions, not {asked.dimensions}.", "Ask for fewer."
-        )
+    dimensions = _dimensions(asked.dimensions, engine.embedding.dimensions)
     rows = _checked(await engine.read(_values(asked.input)))
     results = _checked(await submit_many(engine, rows, request.options))
-    vectors = cut(_stacked(results), asked.dimensions)
+    vectors = cut(_stacked(results), dimensions)
     tokens = sum(len(row) for row in rows)
     return json_response({
         "object": "list",
@@ -119,6 +115,19 @@ def _engine(request: Request, asked: str) -> tuple[str, Any]:
     return name, engine
 
 
+def _dimensions(asked: float | None, most: int) -> int | None:
+    """As many numbers of a vector as are asked for; 8.0 is as good as 8 in JSON.
+
+    Raises:
+        InvalidRequest: a vector has not so many.
+    """
+    if asked is None:
+        return None
+    if not 1 <= asked <= most or asked != int(asked):
+        raise InvalidRequest(f"A vector has {most} dimensions, not {asked}.", f"Ask for 1 to {most}.")
+    return int(asked)
+
+
 def _names(application: Application) -> list[str]:
     return [name for name, engine in application.engines.items() if getattr(engine, "embedding", None) is not None]
 
@@ -133,7 +142,7 @@ def _values(given: str | list[Any]) -> list[Any]:
         return [given]
     if not given:
         raise InvalidRequest("The input is an empty list.", "Send a text, or several.")
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in given):
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in given):
         return [given]
     if all(isinstance(value, str) for value in given) or all(isinstance(value, list) for value in given):
         return given
@@ -191,6 +200,17 @@ _MODEL = {
 }
 
 
+_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"]}},
+    "required": ["error"],
+}
+_NO_SUCH_MODEL = {
+    "description": "No model of that name gives embeddings.",
+    "content": {"application/json": {"schema": _ERROR}},
+}
+
+
 def _embeddings_operation(application: Application) -> dict[str, Any] | None:
     names = _names(application)
     if not names:
@@ -206,8 +226,8 @@ def _embeddings_operation(application: Application) -> dict[str, Any] | None:
         ]},
         "model": {"type": "string", "enum": names},
         "encoding_format": {"type": "string", "enum": ["float", "base64"], "default": "float"},
-        "dimensions": {"type": "integer", "minimum": 1, "maximum": min(each.dimensions for each in known)},
-        "user": {"type": "string"},
+        "dimensions": {"type": ["integer", "null"], "minimum": 1, "maximum": min(each.dimensions for each in known)},
+        "user": {"type": ["string", "null"]},
     }  # fmt: skip
     embedding = {
         "type": "object",
@@ -229,7 +249,7 @@ def _embeddings_operation(application: Application) -> dict[str, Any] | None:
         "summary": "Vectors of texts, as OpenAI's API has it",
         "operationId": "createEmbedding",
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {"200": _success("One vector for each input.", answer)},
+        "responses": {"200": _success("One vector for each input.", answer), "404": _NO_SUCH_MODEL},
     }
 
 

@@ -8,6 +8,7 @@ from microbatch import __version__
 from microbatch.web.request import Request
 from microbatch.web.response import Response, json_response
 from microbatch.web.routes import Route
+from microbatch.web.statuses import Answer, own_form
 
 if TYPE_CHECKING:
     from microbatch.web.application import Application
@@ -82,14 +83,24 @@ def _with_errors(operation: dict[str, Any], row: Route, app: Application) -> dic
     protected = app.keyed and not row.open
     if protected:
         wanted |= WITH_KEYS
-    errors = {str(status): _error(status, text) for status, text in sorted(wanted.items())}
+    schema = _error_schema(row)
+    errors = {str(status): _error(status, text, schema) for status, text in sorted(wanted.items())}
     return (
         operation | {"responses": errors | operation["responses"]} | ({"security": [{"key": []}]} if protected else {})
     )
 
 
-def _error(status: int, description: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _error_schema(row: Route) -> dict[str, Any]:
+    """Of the errors of a route: ours, or those of the API that it speaks."""
+    if row.error_body is own_form:
+        return {"$ref": "#/components/schemas/Error"}
+    members = row.error_body(Answer(500, "Error", ""))["error"]
+    error = {"type": "object", "required": list(members)}
+    return {"type": "object", "properties": {"error": error}, "required": ["error"]}
+
+
+def _error(status: int, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
     response: dict[str, Any] = {"description": description, "content": content}
     return response | ({"headers": RETRY_AFTER} if status == 429 else {})
 

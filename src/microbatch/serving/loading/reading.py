@@ -41,6 +41,7 @@ class Reading:
 
     Attributes:
         engine: what batches.
+        run: reads values, annotated with their form.
         embedding: set where the answers are vectors of texts.
         name: of the engine.
     """
@@ -51,6 +52,7 @@ class Reading:
         read: Read,
         *,
         is_long: Callable[[Sequence[Any]], bool],
+        form: Any = Any,
         embedding: Embedding | None = None,
     ) -> None:
         """
@@ -58,10 +60,17 @@ class Reading:
             engine: takes what `read` returns.
             read: see `Read`.
             is_long: whether reading these values takes so long that no event loop should wait for it.
+            form: type of a value, for documents and checks.
             embedding: of texts.
         """
         self.engine, self.embedding, self.name = engine, embedding, engine.name
         self._read, self._is_long = read, is_long
+
+        def run(values: Any) -> list[Any]:
+            return read(values)
+
+        run.__annotations__ = {"values": list[form], "return": list[Any]}
+        self.run = run
 
     async def read(self, values: Sequence[Any]) -> list[Any]:
         """The items that values stand for; the exception of one that is none in its place.

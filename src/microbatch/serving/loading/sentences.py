@@ -140,7 +140,7 @@ def from_sentences(text: str, name: str, given: Given) -> Served:
         name=name,
         text=text,
         kind="embeddings",
-        engine=Reading(engine, reader, is_long=reader.is_long, embedding=facts),
+        engine=Reading(engine, reader, is_long=reader.is_long, form=reader.form, embedding=facts),
         takes=f"a text, cut at {facts.longest} tokens, or token ids; answers with {facts.dimensions} numbers",
         notes=notes,
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -52,6 +53,13 @@ class TextReader:
             rows[place] = row
         return rows
 
+    @property
+    def form(self) -> Any:
+        """The type of a value, with its bounds as msgspec and OpenAPI know them."""
+        token = Annotated[float, Meta(ge=0, le=self.vocabulary - 1, multiple_of=1)]  # 8.0 is as good as 8 in JSON
+        ids = Annotated[list[token], Meta(min_length=1, max_length=self.longest)]
+        return ids if self.tokenizer is None else Annotated[str, Meta(max_length=LONGEST_TEXT)] | ids
+
     def is_long(self, values: Sequence[Any]) -> bool:
         """Whether reading these may take a millisecond or more."""
         return sum(len(value) for value in values if isinstance(value, str | list)) > QUICK
@@ -88,7 +96,7 @@ class TextReader:
             ids = np.asarray(value)
         except (ValueError, TypeError, OverflowError):
             ids = np.empty(0)
-        if isinstance(value, bytes | dict) or ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+        if isinstance(value, bytes | dict) or ids.ndim != 1 or not ids.size or not _is_whole(ids):
             raise InvalidBatch(f"{_shown(value)} is neither a text nor a list of token ids.", "Send one of them.")
         if ids.size > self.longest:
             raise RequestTooLarge(f"{ids.size} token ids; the model takes {self.longest}.", "Cut them.")
@@ -164,6 +172,13 @@ def longest_of(folder: Path, positions: int | None, own: int | None) -> int:
     if positions is not None and own > positions:
         raise InvalidModel(f"{folder} asks for {own} tokens; the model has {positions} positions.", "Correct either.")
     return own
+
+
+def _is_whole(numbers: NDArray[Any]) -> bool:
+    kind = numbers.dtype.kind
+    return kind in "iu" or (
+        kind == "f" and bool(np.isfinite(numbers).all()) and bool((numbers == numbers.round()).all())
+    )
 
 
 def _row(encoding: Any) -> Ids:

@@ -52,7 +52,7 @@ def from_folder(text: str, name: str, given: Given) -> Served:
         name=name,
         text=text,
         kind="module",
-        engine=Reading(engine, reader, is_long=reader.is_long),
+        engine=Reading(engine, reader, is_long=reader.is_long, form=reader.form),
         takes=takes,
         notes=loaded.notes,
     )
