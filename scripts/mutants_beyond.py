@@ -37,7 +37,7 @@ BEYOND: tuple[Mutant, ...] = (
         "serving/engine/gate.py",
         "serving/test_gate.py",
         ("if over >= 0:", "if False:", "no more batches than slots"),
-        ("counted = [seconds for seconds in left if seconds > 0]", "counted = left", "who hangs no longer counts"),
+        ("entered + self._patience - now", "entered + 1e9 - now", "who hangs no longer counts"),
         ("if self._line[0] is ticket else self._patience", "", "first come, first served"),
         ('if getattr(engine, "on_cpu", False)]', "]", "other devices do not wait for the CPU"),
     ),
