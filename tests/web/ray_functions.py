@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import microbatch
@@ -11,7 +12,10 @@ import microbatch
 
 @microbatch.batched(max_batch_size=8, max_queue=500)
 def work(items: list[dict[str, Any]]) -> list[list[int]]:
-    """Doubles, and says where; an item may make its batch slow, or fail."""
+    """Doubles, and says where; an item may make its batch slow, or fail, or have the process noted in a folder."""
+    for item in items:
+        if "folder" in item:
+            Path(item["folder"], str(os.getpid())).touch()
     time.sleep(max(item.get("sleep", 0.0) for item in items))
     if any("fail" in item for item in items):
         raise ValueError("one of them cannot be done")
