@@ -67,4 +67,15 @@ LOAD: tuple[Mutant, ...] = (
         ("if depth == 0 or", "if", "a schema that goes in a circle ends"),
         ('"{" not in path', "True", "a path with a parameter cannot be asked"),
     ),
+    *_rows(
+        "web/connections.py",
+        "web/test_hard_clients.py",
+        ("len(self.connections) > self.most", "False", "a flood of connections is bounded"),
+        ("cycle.disconnected = True", "pass", "all requests in a row are told that their client has gone"),
+        (
+            "self._refuse(400, msg",
+            "super().send_400_response(msg) if True else (400, msg",
+            "no answer comes out of turn",
+        ),
+    ),
 )
