@@ -60,7 +60,7 @@ def test_what_fails_is_told_and_void_is_marked() -> None:
     assert "failed" not in to_text(REPORTS["one"])
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", ["several", "unanswered"])
 @pytest.mark.parametrize("suffix", FORMS)
 def test_every_form_is_written(name: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"load{suffix}"
