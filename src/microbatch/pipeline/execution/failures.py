@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ def shared(pipe: Pipeline) -> Iterator[None]:
     recorder = recorder_of(pipe)
     for stage in pipe.stages:
         stage.watch = pipe.watch
-    with watched(pipe), recorder.run():
+    with watched(pipe), recorder.run(), _without_dumps():
         yield
 
 
@@ -39,3 +40,14 @@ def stepping(pipe: Pipeline) -> Iterator[None]:
     """Around a whole step, update included, which is timed as well; the rest as `watched`."""
     with recorder_of(pipe).step(), watched(pipe):
         yield
+
+
+@contextmanager
+def _without_dumps() -> Iterator[None]:
+    """On an error torch's runtime logs its whole schedule, on every rank; ours says where it was in one sentence."""
+    runtime = logging.getLogger("torch.distributed.pipelining.schedules")
+    before, runtime.disabled = runtime.disabled, True
+    try:
+        yield
+    finally:
+        runtime.disabled = before
