@@ -77,7 +77,8 @@ def test_rates_are_of_the_last_seconds() -> None:
 
 STATES = (
     (QUIET, "ready", "No request yet."),
-    (replace(QUIET, draining=True, ready=False, waiting=2, running=1), "draining", "3 items still get an answer"),
+    (replace(QUIET, accepted=2, running=2), "ready", "The first batch is running."),
+    (replace(QUIET, draining=True, ready=False, waiting=2, running=1), "draining", "Still to be answered: 3 items;"),
     (replace(QUIET, ready=False, workers_alive=0), "not ready", "No worker is alive"),
 )
 
@@ -106,6 +107,16 @@ def test_what_an_idle_server_says() -> None:
     assert view_of("m", silent, looks(silent, after(silent, 1)))["sentence"] == (
         "Idle. The last request was answered 1 min 25 s ago."
     )
+
+
+def test_a_server_that_only_fails_is_not_idle() -> None:
+    now = after(BUSY, 1, failed=3, batches=3)
+    assert view_of("m", now, looks(BUSY, now))["sentence"] == "No item gets a result."
+
+
+def test_a_target_that_was_missed_long_ago_is_no_alert() -> None:
+    slow = replace(BUSY, latency_target=0.02)
+    assert view_of("m", slow, looks(slow, after(slow, 1)))["alerts"] == []
 
 
 ALERTS: tuple[tuple[dict[str, float], dict[str, Any], str], ...] = (

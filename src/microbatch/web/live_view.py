@@ -128,15 +128,15 @@ def state_of(metrics: Metrics) -> dict[str, str]:
 def sentence_of(metrics: Metrics, rates: Rates | None) -> str:
     """What the server is doing, for whoever reads nothing else."""
     if metrics.draining:
-        return f"About to stop: {_items(metrics.waiting + metrics.running)} still get an answer, new ones are refused."
+        return f"About to stop. Still to be answered: {_items(metrics.waiting + metrics.running)}; new ones are refused."
     if not metrics.workers_alive:
         return "No worker is alive; one is being started again."
     if not metrics.launches:
-        return "No request yet."
+        return "The first batch is running." if metrics.accepted else "No request yet."
     if rates is None:
         return "Requests are being counted …"
     if not rates.answered:
-        return _quiet(metrics)
+        return "No item gets a result." if rates.failed or rates.refused or rates.expired else _quiet(metrics)
     batches = f", in batches of {format_number(rates.batch)}" if rates.batch and rates.batch >= 1.05 else ", one by one"
     return f"{format_number(rates.answered)} items per second{batches}."
 
@@ -161,7 +161,7 @@ def alerts_of(metrics: Metrics, rates: Rates | None) -> list[str]:
     if metrics.workers_alive < metrics.workers:
         found.append(f"{metrics.workers_alive} of {metrics.workers} workers are alive.")
     target, p99 = metrics.latency_target, metrics.latency.get("p99")
-    if target is not None and p99 is not None and p99 > target:
+    if rates is not None and rates.answered and target is not None and p99 is not None and p99 > target:
         found.append(f"One answer in a hundred takes {format_seconds(p99)}; the target is {format_seconds(target)}.")
     if metrics.size_limit < metrics.max_batch_size:
         found.append(f"Memory ran out: batches have at most {metrics.size_limit} items now.")
