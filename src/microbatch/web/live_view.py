@@ -128,7 +128,8 @@ def state_of(metrics: Metrics) -> dict[str, str]:
 def sentence_of(metrics: Metrics, rates: Rates | None) -> str:
     """What the server is doing, for whoever reads nothing else."""
     if metrics.draining:
-        return f"About to stop. Still to be answered: {_items(metrics.waiting + metrics.running)}; new ones are refused."
+        left = _items(metrics.waiting + metrics.running)
+        return f"About to stop. Still to be answered: {left}; new ones are refused."
     if not metrics.workers_alive:
         return "No worker is alive; one is being started again."
     if not metrics.launches:
