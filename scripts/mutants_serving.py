@@ -114,4 +114,16 @@ SERVING: tuple[Mutant, ...] = (
             "equal to rounding",
         ),
     ),
+    *_rows(
+        "serving/engine/prepare.py",
+        "serving/test_batcher_settings.py",
+        ("stalled == STALLS", "stalled == 1", "sizes are tried beyond one that is slow"),
+        ("stalled = 0 if cost", "stalled = stalled if cost", "a size that is faster again starts the count anew"),
+    ),
+    *_rows(
+        "serving/engine/undisturbed.py",
+        "serving/test_undisturbed.py",
+        ("- (after - before)", "", "time that others had the core does not count"),
+        ("before = _waited()", "before = 0.0", "only what was waited for during the call"),
+    ),
 )

@@ -93,6 +93,7 @@ def test_the_latency_is_measured_at_the_start_and_bounds_the_batch() -> None:
 @pytest.mark.parametrize(("seconds", "size"), [
     ({1: 2.7, 2: 8.5, 4: 9.0, 8: 10.0, 16: 12.0, 32: 16.0}, 32),  # an fp32 layer: one row is another kernel
     ({1: 2.7, 2: 15.0, 4: 16.0, 8: 18.0, 16: 20.0, 32: 24.0}, 32),
+    ({1: 1.0, 2: 4.0, 4: 3.0, 8: 7.0, 16: 14.0, 32: 10.0}, 32),  # after one that is faster the count starts anew
     ({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 1.0}, 1),  # nobody looks for ever
 ])  # fmt: skip
 def test_sizes_are_tried_beyond_one_that_is_slow(

@@ -328,7 +328,7 @@ class DynamicBatcher:
         entries = []
         for place, item in enumerate(items):
             try:
-                facts = self._describe.facts(item)._replace(arrived=now, deadline=due, priority=priority, tenant=tenant)
+                facts = self._describe.facts(item, now, due, priority, tenant)
                 service.check_size(facts)
             except Exception as error:
                 Entry(item, Waiting(now), 0, reply, place).settle(error)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from microbatch.errors import InvalidSettings
-from microbatch.serving.decisions.view import Waiting
+from microbatch.serving.decisions.view import NEVER, Waiting
 
 
 class Describe:
@@ -38,8 +38,10 @@ class Describe:
         self._first = threading.Lock()
         self._usual: list[object] = []
 
-    def facts(self, item: Any) -> Waiting:
-        """The item's cost, length and key; its times and priority are for the caller to set.
+    def facts(
+        self, item: Any, arrived: float = 0.0, deadline: float = NEVER, priority: int = 0, tenant: str = ""
+    ) -> Waiting:
+        """The item's cost, length and key, beside what the caller knows of its request; see `Waiting`.
 
         Raises:
             InvalidSettings: a callback returned no whole number of 1 or more.
@@ -47,7 +49,8 @@ class Describe:
         """
         length = 1 if self._length is None else _positive("length", self._length(item))
         cost = length if self._cost is None else _positive("cost", self._cost(item))
-        return Waiting(0.0, cost, length, key=None if self._key is None else self._short(self._key(item)))
+        key = None if self._key is None else self._short(self._key(item))
+        return Waiting(arrived, cost, length, deadline, priority, key, tenant)
 
     def _short(self, key: object) -> object:
         if not self._usual:
