@@ -20,7 +20,7 @@ import microbatch
 from microbatch.cli.app import run
 from microbatch.curves.profile import Point, Profile
 from microbatch.errors import InvalidSettings
-from microbatch.serving.decisions.dry_run import dry_run
+from microbatch.serving.decisions.dry_run import arrivals_of, dry_run
 from microbatch.serving.decisions.latency import Latency
 from tests.cli.examples import a_profile
 
@@ -175,13 +175,16 @@ def test_a_dry_run_to_read(folder: Path, capsys: pytest.CaptureFixture[str], tra
 
 
 def test_a_trace_keeps_its_shape_at_every_rate(folder: Path) -> None:
-    (folder / "pairs.csv").write_text("seconds\n" + "".join(f"{k}\n{k}\n" for k in range(50)))
+    (folder / "trace.csv").write_text("seconds\n10\n11\n13\n")
+    arrive, own_rate = arrivals_of(str(folder / "trace.csv"))
+    assert own_rate == pytest.approx(2 / 3)
+    assert arrive(2 / 3, 7, 0).tolist() == pytest.approx([0, 1, 3, 4.5, 5.5, 7.5, 9])
+    assert arrive(4, 6, 0).tolist() == pytest.approx([time / 6 for time in (0, 1, 3, 4.5, 5.5, 7.5)])
     table = Latency({1: 0.01, 2: 0.01})
-    own = dry_run(table, traffic=str(folder / "pairs.csv"))
-    assert own.at[0].rate == pytest.approx(99 / 49)
-    assert own.at[0].mean_batch == pytest.approx(2, rel=0.05)
-    faster = dry_run(table, traffic=str(folder / "pairs.csv"), rates=[20, 40])
-    assert [row.mean_batch for row in faster.at] == pytest.approx([2, 2], rel=0.05)
+    assert [row.rate for row in dry_run(table, traffic=str(folder / "trace.csv")).at] == [own_rate]
+    (folder / "pairs.csv").write_text("".join(f"{second}\n{second}\n" for second in range(50)))
+    faster = dry_run(table, traffic=str(folder / "pairs.csv"), rates=[20, 40], requests=1000)
+    assert [row.mean_batch for row in faster.at] == pytest.approx([2, 2], rel=0.01)
     (folder / "once.csv").write_text("1\n1\n")
     with pytest.raises(InvalidSettings, match="no rate"):
         dry_run(table, traffic=str(folder / "once.csv"))

@@ -12,9 +12,10 @@ from microbatch.cli.options import BYTES, DURATION, as_json_option
 from microbatch.cli.output import answer, print_json
 from microbatch.cli.serve_options import FILE, application_options, engine_options, settings_of
 from microbatch.errors import InvalidSettings
+from microbatch.serving.loading.folder_kind import EMBEDDINGS, LANGUAGE_MODEL, MODULE
 
 LOOPBACK = "127.0.0.1"
-KINDS = ("embeddings", "module", "language-model")
+KINDS = (EMBEDDINGS, MODULE, LANGUAGE_MODEL)
 
 
 def parse_rates(text: str) -> tuple[float, ...]:

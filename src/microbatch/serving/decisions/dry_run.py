@@ -112,7 +112,7 @@ def dry_run(
         InvalidSettings: contradictions, a rate that is not above zero, or an unknown traffic.
         InvalidProfile: a profile that cannot be used.
     """
-    arrive, own_rate = _arrivals(traffic)
+    arrive, own_rate = arrivals_of(traffic)
     if wrong := [rate for rate in rates if not (rate > 0 and math.isfinite(rate))]:
         raise InvalidSettings(f"A rate of {wrong[0]} requests a second is not above zero.", "Give rates such as 250.")
     latency = source if isinstance(source, Latency) else latency_of(source)
@@ -134,7 +134,7 @@ def dry_run(
     )
 
 
-def _arrivals(traffic: str) -> tuple[Callable[[float, int, int], Times], float | None]:
+def arrivals_of(traffic: str) -> tuple[Callable[[float, int, int], Times], float | None]:
     """How requests come at a rate, and the rate of a trace.
 
     Raises:

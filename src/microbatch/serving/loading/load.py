@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from microbatch.errors import InvalidModel, InvalidSettings
-from microbatch.serving.loading.folder_kind import LANGUAGE_MODEL, kind_of
+from microbatch.serving.loading.folder_kind import EMBEDDINGS, LANGUAGE_MODEL, MODULE, kind_of
 from microbatch.serving.loading.named import from_named, is_local
 from microbatch.serving.loading.served import Given, Served
 
@@ -107,8 +107,8 @@ def _language_model(text: str, name: str, given: Given) -> Served:  # noqa: ARG0
 
 
 KINDS_OF_FOLDER: dict[str, Callable[[str, str, Given], Served]] = {
-    "embeddings": _sentences,
-    "module": _folder_module,
+    EMBEDDINGS: _sentences,
+    MODULE: _folder_module,
     LANGUAGE_MODEL: _language_model,
 }
 """What a folder can be served as, by the name that ``--as`` takes."""

@@ -12,8 +12,6 @@ from microbatch.serving.loading.reading import Reading
 Given = Mapping[str, Any]
 """Settings of `DynamicBatcher` by name: those that the user gave, and no others."""
 
-KINDS = ("function", "module", "embeddings")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
@@ -22,7 +20,7 @@ class Served:
     Attributes:
         name: in paths and requests.
         text: the MODEL or function as the user wrote it.
-        kind: one of `KINDS`.
+        kind: function, module or embeddings.
         engine: not started yet.
         takes: what one item is, in a few words.
         notes: what the user must know, one sentence each.
