@@ -56,6 +56,15 @@ LOAD: tuple[Mutant, ...] = (
         ("self._parser.get_status_code() >= 200", "True", "an announcement is no answer"),
     ),
     *_rows(
+        "web/load/precise.py",
+        "web/test_load_precise.py",
+        (
+            "asyncio.SelectorEventLoop(PreciseSelector())",
+            "asyncio.SelectorEventLoop()",
+            "timers do not wait whole milliseconds",
+        ),
+    ),
+    *_rows(
         "web/load/target.py",
         "web/test_load_requests.py",
         ('host == "localhost" or host.endswith(".localhost")', '"localhost" in host', "other machines need a word"),

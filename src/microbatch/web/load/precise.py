@@ -18,7 +18,8 @@ class PreciseSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As every selector does."""
         if timeout is not None and timeout > 0:
-            select.select((self.fileno(),), (), (), timeout)
+            if not select.select((self.fileno(),), (), (), timeout)[0]:
+                return []
             timeout = 0
         return super().select(timeout)
 
