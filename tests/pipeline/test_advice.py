@@ -21,6 +21,7 @@ def said(name: str, count: int = 16, **costs: Any) -> str:
     [
         ("one_f_one_b", {}, "Take --schedule zb_"),
         ("zb_h2", {"forward": [1, 1, 1, 3]}, "Give stage 3 fewer layers"),
+        ("one_f_one_b", {"forward": [1, 1, 1, 6]}, "Give stage 3 fewer layers"),  # and another schedule saves less
         ("zb_h2", {"per_message": 0.5, "message": 0.5}, "Send fewer messages"),
         ("forward_only", {"forward": [1, 2, 1, 1]}, "Give stage 1 fewer layers: it takes"),
         ("forward_only", {}, "32 micro-batches of this size"),

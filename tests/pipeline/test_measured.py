@@ -77,6 +77,14 @@ def test_clocks_of_other_machines_are_moved_until_no_message_is_early(shift: tup
     assert found.makespan == pytest.approx(wanted.makespan, rel=0.1)
 
 
+def test_links_that_are_as_slow_both_ways_leave_no_doubt() -> None:
+    """One message there and one back, each waited for: the middle of what they allow is the offset itself."""
+    schedule = of("one_f_one_b", 1, 2)
+    costs = Costs(forward=1.0, full_backward=2.0, message=0.25)
+    found = measured_timeline(schedule, step(schedule, costs, shift=(3.0, -40.0), clocks="ab"))
+    np.testing.assert_allclose(found.start, simulate(schedule, costs).start, atol=1e-9)
+
+
 def test_ranks_of_one_machine_keep_their_clock() -> None:
     """Rank 3 shares the clock of rank 2, and ranks 0 and 1 theirs."""
     schedule = of("one_f_one_b")

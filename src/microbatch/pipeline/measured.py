@@ -69,7 +69,7 @@ def _in_order(schedule: Schedule, ranks: Sequence[RankTimes]) -> tuple[Floats, F
         if action not in timed:
             raise NoAnswer(f"{Action(*action)} was not timed.", "Run a whole step, and then ask for its timeline.")
         rows.append(timed[action])
-    table = np.asarray(rows, dtype=float).reshape(-1, 2)
+    table = np.asarray(rows, dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
@@ -85,7 +85,7 @@ def _offsets(schedule: Schedule, ranks: Sequence[RankTimes], start: Floats, end:
                 other for other in range(len(ranks)) if clocks[other] == clocks[rank] and not np.isnan(offsets[other])
             ]
             offsets[rank] = offsets[same[0]] if same else _between(schedule, crossing, start, end, offsets, int(rank))
-    return np.nan_to_num(offsets)
+    return np.asarray(np.nan_to_num(offsets), dtype=float)
 
 
 def _between(schedule: Schedule, crossing: Integers, start: Floats, end: Floats, offsets: Floats, rank: int) -> float:
