@@ -109,7 +109,11 @@ WEB: tuple[Mutant, ...] = (
         "web/server.py",
         "web/test_server.py",
         ("signal.signal(number, done)", "signal.getsignal(number)", "SIGTERM ends with 0"),
-        ("    await app.drain(timeout=0.0)\n", "", "who waits too long is told"),
+    ),
+    *_rows(
+        "web/application.py",
+        "web/test_server.py",
+        ("            elif self.stopping:\n", "            elif False:\n", "who waits too long is told"),
     ),
     *_rows(
         "serving/engine/batcher.py",

@@ -171,7 +171,8 @@ def test_keys_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"", b"Bearer", b"Bearer ", b"Bearer correct-horse2", b"correct-horse", b"\xff\xff"]
+    "header",
+    [b"", b"Bearer", b"Bearer ", b"Bearer correct-horse2", b"Basic correct-horse", b"correct-horse", b"\xff\xff"],
 )
 def test_another_key_is_none(header: bytes) -> None:
     from microbatch.errors import InvalidRequest

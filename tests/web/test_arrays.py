@@ -54,6 +54,8 @@ HOSTILE = {
     "a promise of petabytes": header("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000, 1000000, 1000)}"),
     "an overflow": header("{'descr': '<f8', 'fortran_order': False, 'shape': (9223372036854775807, 9)}"),
     "below zero": header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", bytes(8)),
+    "below zero twice": header("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -1)}", bytes(8)),
+    "nothing below zero": header("{'descr': '<f4', 'fortran_order': False, 'shape': (0, -1)}"),
     "too short": header("{'descr': '<f4', 'fortran_order': False, 'shape': (3,)}", bytes(8)),
     "too long": header("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", bytes(8)),
     "code": header("{'descr': __import__('os').getcwd(), 'fortran_order': False, 'shape': (1,)}"),

@@ -96,6 +96,7 @@ REFUSED: list[tuple[tuple[Any, ...], Any, str]] = [
     ((torch.zeros(3),), [1, 2, "3"], "float"),
     ((torch.zeros(3),), [[1, 2, 3]], "float"),
     ((torch.zeros(2, 2),), [[1, 2], [3]], "no array"),
+    ((torch.zeros(3),), np.zeros((3, 1)), r"shape \(3, 1\)"),
     ((torch.zeros(2),), [1e39, 0], "too large"),
     ((torch.zeros(2),), [3.402823466385289e38, 0], "too large"),
     ((torch.zeros(2, dtype=torch.int8),), [200, 0], "int8"),

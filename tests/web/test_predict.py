@@ -380,7 +380,7 @@ def test_a_client_that_goes_takes_its_work_with_it() -> None:
             await asyncio.sleep(0)
         assert not task.done()
         gone.set()
-        await asyncio.wait_for(task, 30)
+        assert await asyncio.wait({task}, timeout=30) == ({task}, set())
         return engine
 
     assert asyncio.run(main()).cancelled == 1

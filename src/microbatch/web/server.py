@@ -6,11 +6,11 @@ Bare ASGI under uvicorn with uvloop and httptools was the fastest of the fronts 
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import importlib.util
 import ipaddress
 import logging
+import math
 import resource
 import signal
 import socket
@@ -39,8 +39,6 @@ BACKLOG = 2048
 MOST_CONNECTIONS = 10_000
 KEPT_FREE = 128
 """Open files that are not for connections."""
-LAST_WORD = 5.0
-"""Seconds for the answers that say that there will be none."""
 
 
 def serve(
@@ -138,23 +136,15 @@ def uvicorn_server(
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             app.stop()
-            patience = asyncio.create_task(_lose_patience(app, drain_timeout))
-            await super().shutdown(sockets)
-            patience.cancel()
+            await super().shutdown(sockets)  # cancels those who wait too long, who then get their error
 
     settings = uvicorn.Config(
         app, http=Bounded, ws="none", lifespan="on", log_config=None, log_level="error", access_log=False,
         proxy_headers=False, server_header=False, backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=round(drain_timeout + LAST_WORD) + 1,
+        timeout_graceful_shutdown=math.ceil(drain_timeout),
         ssl_certfile=certificate, ssl_keyfile=private_key and str(private_key),
     )  # fmt: skip
     return Server(settings)
-
-
-async def _lose_patience(app: Application, drain_timeout: float) -> None:
-    """Those who still wait after that time get their error from the engine, and with it their connections end."""
-    await asyncio.sleep(drain_timeout)
-    await app.drain(timeout=0.0)
 
 
 @contextmanager
