@@ -147,6 +147,7 @@ def test_measured_stands_above_simulated_on_one_axis() -> None:
     assert [line.split()[2] for line in lines] == ["measured", "simulated"] * 4
     ends = [max(line.rfind(mark) for mark in "━─") for line in lines[:2]]
     assert ends[1] < ends[0]
+    assert len({line.index(" holds ") for line in lines}) == 1
     assert "27 % of the step (27 % simulated)" in to_text(both)
     assert "36.3 ms" in to_text(both)
     svg = standalone(both)
