@@ -46,7 +46,11 @@ TRAINING: tuple[Mutant, ...] = (
     *_rows(
         "training/gradients.py",
         "training/test_exactness.py::test_clipping_by_the_global_norm",
-        ("norm = global_norm(parameters) * factor", "norm = global_norm(parameters)", "the norm is that of the mean"),
+        (
+            "(norm_of or global_norm)(parameters) * factor",
+            "(norm_of or global_norm)(parameters)",
+            "the norm is that of the mean",
+        ),
     ),
     *_rows(
         "training/update.py",
