@@ -9,8 +9,11 @@ its ``http=``.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from microbatch.web.watch import GONE
 
 HEADER_TIMEOUT = 15.0
 """Seconds from the first byte of a request, or of the connection, to the end of the headers."""
@@ -75,6 +78,8 @@ class Connection(HttpToolsProtocol):
         """The body begins, for which the application has its own bounds."""
         self._in_headers = self._begun = False
         self._nothing_due()
+        to_tell: Any = []
+        self.scope["extensions"] = {GONE: to_tell}
         super().on_headers_complete()
         self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
         self._unanswered.append(self.cycle)
@@ -97,6 +102,9 @@ class Connection(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+                to_tell: Any = cycle.scope["extensions"][GONE]
+                for tell in to_tell:
+                    tell()
         self._unanswered = []
 
     def _expect_headers(self) -> None:

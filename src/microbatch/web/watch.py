@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from microbatch.web.request import Request
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 GRACE = 0.005
 """Seconds. What is answered sooner is not watched: it has most likely been launched, and a task for each request costs
 more than all routing."""
+
+
+GONE = "microbatch.gone"
+"""Of the extensions of a scope: a list of what to call when its connection is lost. Our own connections have it; under
+another server a task waits for the message of ASGI, which costs ten times as much for a request beyond the grace."""
+NO_EXTENSIONS: dict[str, Any] = {}
 
 
 class Watch:
@@ -22,7 +28,7 @@ class Watch:
         slow: the body did not come in time.
     """
 
-    __slots__ = ("_loop", "_request", "_task", "_timer", "_waits_for_body", "_watcher", "gone", "slow")
+    __slots__ = ("_loop", "_request", "_task", "_timer", "_told", "_waits_for_body", "_watcher", "gone", "slow")
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -33,10 +39,15 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
         self._timer = self._loop.call_later(GRACE, self._look)
+        self._told = self._request.scope.get("extensions", NO_EXTENSIONS).get(GONE)
+        if self._told is not None:
+            self._told.append(self._lost)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._timer.cancel()
+        if self._told is not None:
+            self._told.clear()
         if self._watcher is not None:
             self._watcher.cancel()
 
@@ -55,11 +66,15 @@ class Watch:
         self._timer = self._loop.call_later(self._request.application.body_timeout, self._end_slow)
 
     def _begin(self) -> None:
-        self._watcher = self._loop.create_task(self._wait())
+        if self._told is None:
+            self._watcher = self._loop.create_task(self._wait())
 
     async def _wait(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
+        self._lost()
+
+    def _lost(self) -> None:
         self.gone = True
         self._end()
 
