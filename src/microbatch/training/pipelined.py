@@ -12,6 +12,7 @@ from microbatch.batch.oom import is_out_of_memory
 from microbatch.errors import DoesNotFit, InvalidSettings
 from microbatch.pipeline.execution.calls import Call, call_of, finished, recorded
 from microbatch.pipeline.execution.pipeline import Pipeline
+from microbatch.pipeline.execution.shapes import tensors_of
 from microbatch.sizes import BatchSizes
 from microbatch.training.normalise import Pair, Tally, Total, pairs_of
 from microbatch.training.passes import Passes
@@ -53,7 +54,9 @@ class PipelinedPasses(Passes):
         def finish(index: int, output: Any) -> Sequence[Tensor]:
             pairs = pairs_of(self.loss(self._result(pieces[index], output), pieces[index]))
             tally.add(pairs)
-            return () if roots is None else roots(pairs)
+            if roots is None:
+                return ()
+            return roots(pairs) or (_nothing(output) if ranks.shards else ())
 
         try:
             pipe.run(calls, finish, train=roots is not None, context=self.casting, seed=ranks.seed)
@@ -80,6 +83,14 @@ class PipelinedPasses(Passes):
 
     def _result(self, piece: Any, output: Any) -> Any:
         return output if self.forward is None else finished(self.forward, self.model, piece, output)
+
+
+def _nothing(output: Any) -> list[Tensor]:
+    """Roots with gradients of zero: replicas gather their shards in every backward, without weight too.
+
+    Not the loss times zero: a mean over no targets has the gradient NaN.
+    """
+    return [tensor.sum() * 0 for tensor in tensors_of(output) if tensor.requires_grad]
 
 
 REFUSED = {

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from microbatch.models.torchvision_operators import make_torchvision_importable
 from tests.pipeline.execution.jobs import VOCABULARY, sentences
 
 _SHARED = {
@@ -25,11 +26,12 @@ _OWN: dict[str, dict[str, Any]] = {
 
 def decoder_of(name: str) -> Any:
     """A causal language model in float64, the same each time."""
+    make_torchvision_importable()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(name, **_OWN[name])
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
+    return AutoModelForCausalLM.from_config(config).double()
 
 
 def texts() -> dict[str, Tensor]:

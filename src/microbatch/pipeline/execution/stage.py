@@ -131,6 +131,8 @@ class Stage:
     def begin(self, run: Run | None) -> None:
         """Work on this from now on; None: on nothing, and what was held is let go."""
         self._run, self._held = run, _Held()
+        if isinstance(self.module, FSDPModule):
+            _kept_whole(self.module)
         self._splits.clear()
 
     # --- messages
@@ -338,6 +340,16 @@ class Stage:
     def _ends(self, kind: int, micro_batch: int, start: float) -> None:
         if self.watch is not None:
             self.watch(Action(self.index, kind, micro_batch), start, time.perf_counter())
+
+
+def _kept_whole(module: nn.Module) -> None:
+    """Layers stay gathered from forward to backward: the runtime gathers and frees the stage as a whole.
+
+    A layer that is freed after its forward would have other parameters when its weight gradients are split off.
+    """
+    for inner in module.modules():
+        if isinstance(inner, FSDPModule):
+            inner.set_reshard_after_forward(False, recurse=False)
 
 
 def _owned(root: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class Pipelined:
                 "pieces": list(sizes.uneven) if sizes.uneven else sizes.num_micro_batches,
                 "trained": self._pipe.trained(),
                 "seed": int(torch.randint(2**31, ())),
-                "sharded": self._is_sharded,
+                "sharded": self.shards,
             }
         )
         columns = _columns(said)
@@ -189,7 +189,7 @@ class Pipelined:
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Over replicas of the pipeline, then over the copies of tied weights."""
         if self._data is not None:
-            self._over_replicas([p for p in parameters if not isinstance(p, DTensor) or not self._is_sharded])
+            self._over_replicas([p for p in parameters if not isinstance(p, DTensor) or not self.shards])
         self._pipe.reduce_tied()
 
     def share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
@@ -222,7 +222,8 @@ class Pipelined:
             self._meeting.all_reduce(one)
 
     @property
-    def _is_sharded(self) -> bool:
+    def shards(self) -> bool:
+        """Whether stages are sharded over replicas, by FSDP2."""
         return any(isinstance(stage.module, FSDPModule) for stage in self._pipe.stages)
 
     def _over_replicas(self, parameters: Sequence[nn.Parameter]) -> None:
