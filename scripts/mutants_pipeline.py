@@ -60,4 +60,58 @@ PIPELINE: tuple[Mutant, ...] = (
         "pipeline/test_recommend.py",
         ("if held > self.limit:", "if False:", "the search keeps the limit"),
     ),
+    *_rows(
+        "pipeline/execution/cutting.py",
+        "pipeline/execution/test_cutting.py",
+        ("needs[-1] |= record.at_end", "pass", "what the output is made of crosses too"),
+        (
+            "live = (live | needs[stage]) - frozenset(stages[stage])",
+            "live = needs[stage] - frozenset(stages[stage])",
+            "what later stages need passes through",
+        ),
+        ("*owners[0], *idle", "*owners[0]", "every parameter has a stage"),
+    ),
+    *_rows(
+        "pipeline/execution/probe.py",
+        "pipeline/execution/test_cutting.py",
+        ("if fake._version != version:", "if False:", "changes in place are noticed"),
+        ("if name in record.returned:", "if False:", "a layer is called once"),
+    ),
+    *_rows(
+        "pipeline/execution/stage.py",
+        "pipeline/execution/test_execution.py",
+        (
+            "if not split_backward.splits(roots, graph.inputs, self.parameters()):",
+            "if False:",
+            "a backward that cannot be split is done at once",
+        ),
+        ("            graph.whole_later = True\n", "            pass\n", "the first stage makes its weight gradients"),
+        ("torch.manual_seed(run.seeds(self.index, micro_batch))", "pass", "chance does not depend on the order"),
+        (
+            "roots = [_owned(root) for root in roots]",
+            "pass",
+            "a view can lose its graph",
+        ),
+    ),
+    *_rows(
+        "pipeline/execution/parts.py",
+        "pipeline/execution/test_execution.py",
+        (
+            "return tree_map(_cloned, received) if name in self._changed else received",
+            "return received",
+            "what was received may be changed in place",
+        ),
+    ),
+    *_rows(
+        "pipeline/execution/tied.py",
+        "pipeline/execution/test_execution.py",
+        ("dist.all_reduce(_local(held.grad), group=one.group)", "pass", "tied gradients are added up"),
+    ),
+    *_rows(
+        "training/ranks/pipelined.py",
+        "pipeline/execution/test_execution.py",
+        ("dist.all_reduce(square, group=self._pipe.group)", "pass", "one norm over all stages"),
+        ("if not one.counts}", "if False}", "a tied weight counts once in the norm"),
+        ("self._over_replicas(", "len(", "gradients of replicas are added up"),
+    ),
 )
