@@ -17,7 +17,7 @@ _SHARED = {
 }  # fmt: skip
 _OWN: dict[str, dict[str, Any]] = {
     "llama": _SHARED,
-    "gemma2": {**_SHARED, "sliding_window": 4, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
+    "gemma2": {**_SHARED, "sliding_window": 8, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
     "qwen3": _SHARED,
     "gpt2": {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0,
              "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2},

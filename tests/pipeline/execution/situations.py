@@ -321,7 +321,7 @@ def scaled(made: Made) -> Difference:
 
 def one_rank_has_it(made: Made) -> Difference:
     """Only the first rank reads the data."""
-    return stepped(made, POINTS, number=4, given=points() if dist.get_rank() == 0 else None)
+    return stepped(made, POINTS, number=4, given=points(dtype=made.dtype) if dist.get_rank() == 0 else None)
 
 
 SITUATIONS: dict[str, Callable[[Made], Difference]] = {

@@ -55,14 +55,16 @@ def table(ranks: Found, name: str) -> dict[str, Any]:
     return rows
 
 
-@pytest.mark.parametrize("name", ["exactness", "own_orders", "hugging_face"])
+@pytest.mark.parametrize("name", ["exactness", "own_orders"])
 def test_gradients_in_float64(ranks: Found, name: str) -> None:
     off = {case: value for case, value in table(ranks, name).items() if not value <= EXACT}
     assert off == {}
 
 
-def test_gradients_in_float32(ranks: Found) -> None:
-    off = {case: value for case, value in table(ranks, "narrow").items() if not value <= NARROW}
+@pytest.mark.parametrize("name", ["narrow", "hugging_face"])
+def test_gradients_in_float32(ranks: Found, name: str) -> None:
+    """Decoders of transformers too: their norms compute in float32 whatever the weights are."""
+    off = {case: value for case, value in table(ranks, name).items() if not value <= NARROW}
     assert off == {}
 
 
