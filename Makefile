@@ -51,7 +51,7 @@ gpu-check:  ## the checks that need a GPU; torch and numpy only, other parts ski
 # One claim each; `make proof-sweep_winner` measures one. They run one after the other, on a machine with nothing else to do.
 WRITTEN := planted_curves against_itself memory_prediction gemm_tables flop_counts prediction_here large_configs sweep_winner \
 	training_step training_peers noise_scale serving_engine serving_faults serving_prediction serving_peers \
-	load_agreement
+	load_agreement observing web_front serving_tenants pipeline_exactness pipeline_reality pipeline_partition
 PRINTED := auto_size out_of_memory global_batch offline_map pipeline_published
 .NOTPARALLEL:
 proofs: $(WRITTEN:%=proof-%) $(PRINTED:%=proof-%)  ## measure the claims again; results go to benchmarks/results/
