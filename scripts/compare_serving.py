@@ -30,9 +30,9 @@ Made by `python -m scripts.compare_serving` from `benchmarks/results/serving_pee
 `benchmarks/serving_peers.py` measures in one run; how every server is set up is in `benchmarks/peer_servers/`. The
 server has one core and the client another: wrk for closed loops, and for open ones Poisson arrivals from
 `microbatch load`, whose latency counts from the moment a request was due. {rounds} rounds of {seconds} s for each load,
-all servers in turn; medians over the rounds, and ratios within rounds. The settings of every other server were tried
-first, {tuning} s for each load; the best for each load is what is measured and shown. A row whose client was more than
-90 % busy is void. Texts: {texts}.
+twice that for MiniLM, all servers in turn; medians over the rounds, and ratios within rounds. The settings of every
+other server were tried first, {tuning} s for each load and twice that; the best for each load is what is measured and
+shown. A row whose client was more than 90 % busy is void. Texts: {texts}.
 
 Versions: {versions}. {platform}; load average {low:.1f} to {high:.1f}, at most {stolen:.1%} of the time of its
 processors taken by other machines.
