@@ -31,7 +31,7 @@ def decoder_of(name: str) -> Any:
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(name, **_OWN[name])
-    return AutoModelForCausalLM.from_config(config).double()
+    return AutoModelForCausalLM.from_config(config).double()  # type: ignore[no-untyped-call]
 
 
 def texts() -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, *, mask: Tensor) -> Tensor:
         query, key, value = self.mix(self.norm(hidden)).chunk(3, -1)
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return hidden + self.out(functional.gelu(mixed))
+        return hidden + self.out(functional.gelu(mixed))  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):

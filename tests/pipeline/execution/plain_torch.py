@@ -121,7 +121,7 @@ def tied_weights(schedule: str, dtype: torch.dtype) -> float:
     """The first and the last of the inner layers share their weight."""
     model, exact = _plain_chain(dtype), _plain_chain(dtype)
     for one in (model, exact):
-        one[6].weight = one[2].weight  # type: ignore[assignment, union-attr]
+        one[6].weight = one[2].weight
     batch = points(16, dtype=dtype)
     pipe = Plain(schedule, model, mean)
     pipe.step(batch["x"], batch["y"])

@@ -268,7 +268,7 @@ def checkpointed(made: Made) -> Difference:
     """Activations of half of the layers are recomputed."""
 
     def prepare(model: nn.Module) -> None:
-        for block in model.blocks[::2]:  # type: ignore[union-attr, index]
+        for block in model.blocks[::2]:  # type: ignore[index]
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
     return stepped(made, SENTENCES, number=4, prepare=prepare)

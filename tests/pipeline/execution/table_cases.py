@@ -78,7 +78,7 @@ def _on_mesh(mesh: Any, schedule: str, *, sharded: bool) -> dict[str, float]:
     if sharded:
         for stage in pipe.stages:
             for unit in stage.part.units:
-                fully_shard(stage.part.model.get_submodule(unit), mesh=mesh["dp"])  # type: ignore[arg-type]
+                fully_shard(stage.part.model.get_submodule(unit), mesh=mesh["dp"])
             fully_shard(stage.module, mesh=mesh["dp"])
     edges = (0, 9, 13)
     first, last = edges[pipe.layout.replica : pipe.layout.replica + 2]
@@ -133,7 +133,7 @@ def proofs() -> Iterator[tuple[str, Any]]:
     for what in ("exact", "mixes"):
         model = SENTENCES.model()
         if what == "mixes":
-            model.norm.register_forward_hook(lambda _, args, output: output * (1 + args[0].square().mean()))  # type: ignore[union-attr, operator]
+            model.norm.register_forward_hook(lambda _, args, output: output * (1 + args[0].square().mean()))  # type: ignore[union-attr]
         pipe = Made("zb_v").pipe(SENTENCES, model)
         step = TrainStep(pipe, sgd(), SENTENCES.loss, forward=SENTENCES.forward, num_micro_batches=4)
         report = step.check(sentences())
