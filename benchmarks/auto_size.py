@@ -47,7 +47,8 @@ def seconds(step: TrainStep, batch: Any, size: int) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     print(
-        f"{'model':10}{'auto':>6}{'best':>8}{'share of the best throughput':>30}{'passes':>8}{'failures':>10}{'search':>12}"
+        f"{'model':10}{'auto':>6}{'best':>8}{'share of the best throughput':>30}"
+        f"{'passes':>8}{'failures':>10}{'search':>12}"
     )
     for name, (make, shape) in MODELS.items():
         torch.manual_seed(0)
@@ -61,7 +62,7 @@ def main() -> None:
             for size in random.Random(number).sample(sizes, len(sizes)):
                 times[size].append(seconds(step, batch, size))
         halves = [{size: median(samples[half::2]) for size, samples in times.items()} for half in (0, 1)]
-        best = [min(half, key=lambda size: half[size]) for half in halves]  # noqa: B023
+        best = [min(half, key=lambda size: half[size]) for half in halves]
         share = mean(halves[1 - at][best[at]] / halves[1 - at][chosen] for at in (0, 1))
         failures = sum(probe.seconds is None for probe in choice.probes)
         spent = sum(probe.pieces * (probe.seconds or 0) for probe in choice.probes)

@@ -252,6 +252,7 @@ def planned() -> Iterator[tuple[str, Any]]:
                 "size": result.micro_batch_size,
                 "largest": step.choice.largest,
                 "tried": [probe.micro_batch_size for probe in step.choice.probes],
+                "seconds": [probe.seconds for probe in step.choice.probes],
                 "attempts": len(result.attempts),
                 "source": step.choice.budget_source,
             },

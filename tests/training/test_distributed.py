@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from microbatch.training.memory.size_search import ITEMS_IN_BATCHES, MOST_PASSES
+from microbatch.training.memory.size_search import ITEMS_IN_BATCHES, MOST_PASSES, QUICK
 from microbatch.training.ranks.meeting import MEETING_BYTES
 
 pytestmark = pytest.mark.alone
@@ -111,7 +111,8 @@ def test_the_size_of_shards_is_planned_and_agreed(ranks: Found) -> None:
                 assert one["largest"] == 5 and one["source"] == "your limit", case
                 assert len(one["tried"]) + PEAKS_MEASURED <= MOST_PASSES, case
             else:
-                assert sum(one["tried"]) <= (ITEMS_IN_BATCHES + 1) * ITEMS_OF_A_RANK, case
+                few = sum(one["tried"]) <= (ITEMS_IN_BATCHES + 1) * ITEMS_OF_A_RANK
+                assert few or sum(one["seconds"][:-1]) < QUICK, case
 
 
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
