@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from microbatch.errors import InvalidModel
+from microbatch.models.json_file import json_of
 from microbatch.models.pickles import SUFFIXES
 
 INSTALL = "Install it: pip install 'microbatch[llm]'."
@@ -57,13 +57,7 @@ def _settings(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         raise _no_config(path)
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{file} is no JSON: {error}.", "Download or write it again.") from error
-    if not isinstance(found, dict):
-        raise InvalidModel(f"{file} holds a {type(found).__name__}, not an object.", "Download or write it again.")
-    return found
+    return json_of(file)
 
 
 def _no_config(path: Path) -> InvalidModel:

@@ -16,7 +16,8 @@ from microbatch.pipeline.execution.shapes import tensors_of
 from microbatch.sizes import BatchSizes
 from microbatch.training.normalise import Pair, Tally, Total, pairs_of
 from microbatch.training.passes import Passes
-from microbatch.training.ranks.pipelined import MARKED, Pipelined
+from microbatch.training.ranks.pipelined import Pipelined
+from microbatch.training.ranks.several import MARKED
 
 Roots = Callable[[Mapping[str, Pair]], Sequence[Tensor]]
 """What backward starts from, of a piece's sums and weights."""

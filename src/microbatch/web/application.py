@@ -229,15 +229,8 @@ def application(
 
 def all_routes() -> tuple[Route, ...]:
     """The rows of every module that has some."""
-    rows: list[Route] = []
-    for room in ROOMS:
-        name = f"microbatch.web.{room}"
-        try:
-            rows += importlib.import_module(name).ROUTES
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-    return tuple(rows)
+    modules = (importlib.import_module(f"microbatch.web.{room}") for room in ROOMS)
+    return tuple(row for module in modules for row in module.ROUTES)
 
 
 def _check(engines: Mapping[str, Engine], body_limit: int, body_timeout: float, deadline: float | None) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from microbatch.errors import InvalidModel
+from microbatch.models.json_file import json_of
 
 EMBEDDINGS, MODULE, LANGUAGE_MODEL = "embeddings", "module", "language-model"
 
@@ -39,23 +38,6 @@ def kind_of(folder: Path, asked: str | None = None) -> str:
         return LANGUAGE_MODEL
     reads_text = settings.get("model_type") in ENCODERS and (folder / "tokenizer.json").is_file()
     return EMBEDDINGS if reads_text and (not architecture or architecture.endswith(HEADLESS)) else MODULE
-
-
-def json_of(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one where there is no such file.
-
-    Raises:
-        InvalidModel: it is no JSON object.
-    """
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{file} is no JSON: {error}.", "Download or write it again.") from error
-    if not isinstance(found, dict):
-        raise InvalidModel(f"{file} holds a {type(found).__name__}, not an object.", "Download or write it again.")
-    return found
 
 
 def _refuse_pickled(folder: Path) -> None:

@@ -19,8 +19,8 @@ from torch.nn.functional import normalize
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.models.example_inputs import max_positions
 from microbatch.models.hugging_face import load_encoder
+from microbatch.models.json_file import json_of
 from microbatch.serving.engine.batcher import DynamicBatcher
-from microbatch.serving.loading.folder_kind import json_of
 from microbatch.serving.loading.reading import Embedding, Reading
 from microbatch.serving.loading.served import Given, Served
 from microbatch.serving.loading.texts import PaddedRows, TextReader, longest_of, padding_of, read_tokenizer

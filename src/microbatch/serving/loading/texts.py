@@ -15,7 +15,7 @@ from torch import Tensor
 
 from microbatch.errors import InvalidBatch, InvalidModel, RequestTooLarge
 from microbatch.models.folder import INSTALL
-from microbatch.serving.loading.folder_kind import json_of
+from microbatch.models.json_file import json_of
 
 Ids = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from microbatch.errors import InvalidBatch, InvalidModel, InvalidSettings, RankFailed
+from microbatch.errors import InvalidBatch, InvalidModel, InvalidSettings
 from microbatch.pipeline.execution import failures
 from microbatch.pipeline.execution.pipeline import Pipeline
 from microbatch.pipeline.execution.sharing import fingerprint, from_rank, source_of
@@ -30,19 +30,16 @@ from microbatch.training.ranks.buckets import in_buckets, reduce_bucket, whole_g
 from microbatch.training.ranks.gathering import Gathered
 from microbatch.training.ranks.meeting import Meeting, Traffic
 from microbatch.training.ranks.one_process import Show
+from microbatch.training.ranks.several import Several
 from microbatch.training.ranks.sharded import prepare
 
 Columns = dict[int, list[dict[str, Any]]]
 """What the ranks of each pipeline said, by replica."""
 
-MARKED = "_microbatch_told"
-"""Set on an error that all ranks have heard of already."""
 
-
-class Pipelined:
+class Pipelined(Several):
     """See the module, and `microbatch.training.ranks.one_process.Ranks`."""
 
-    alone = False
     retries_alone = False
     always_backward = False
     forward_only = True
@@ -60,40 +57,13 @@ class Pipelined:
         for stage in pipe.stages:
             prepare(stage.module)  # FSDP2 adds up without dividing
 
-    @property
-    def rank(self) -> int:
-        return self._meeting.rank
-
-    @property
-    def number(self) -> int:
-        return self._meeting.size
-
-    @property
-    def meeting(self) -> Meeting:
-        return self._meeting
-
-    @property
-    def sent_bytes(self) -> int:
-        return round(self._meeting.traffic.bytes)
-
-    @property
-    def calls(self) -> int:
-        return self._meeting.traffic.calls
-
     @contextmanager
     def together(self) -> Iterator[None]:
         self._meeting.traffic = Traffic()
         if self._data is not None:
             self._data.traffic = self._meeting.traffic
-        try:
-            with failures.stepping(self._pipe):
-                yield
-        except RankFailed:
-            raise
-        except Exception as error:
-            if not getattr(error, MARKED, False):
-                self._meeting.tell(error)
-            raise
+        with self._telling(), failures.stepping(self._pipe):
+            yield
 
     def agree(self, batch: Any, sizes: BatchSizes, list_of_samples: bool | None) -> BatchSizes:  # noqa: ARG002
         """How the batch of this pipeline is cut: as many micro-batches as were asked for, more where memory ran out.

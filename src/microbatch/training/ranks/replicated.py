@@ -26,12 +26,12 @@ from microbatch.training.ranks.buckets import BUCKET_BYTES, dtype_of_sum, in_buc
 from microbatch.training.ranks.gathering import Gathered, gather
 from microbatch.training.ranks.meeting import Meeting, Traffic
 from microbatch.training.ranks.one_process import Show
+from microbatch.training.ranks.several import Several
 
 
-class Replicated:
+class Replicated(Several):
     """See the module, and `microbatch.training.ranks.one_process.Ranks`."""
 
-    alone = False
     retries_alone = True
     always_backward = False
     forward_only = True
@@ -48,38 +48,13 @@ class Replicated:
         self._factor = 1.0
         self._versions: list[tuple[int, int]] = []
 
-    @property
-    def rank(self) -> int:
-        return self._meeting.rank
-
-    @property
-    def number(self) -> int:
-        return self._meeting.size
-
-    @property
-    def meeting(self) -> Meeting:
-        return self._meeting
-
-    @property
-    def sent_bytes(self) -> int:
-        return round(self._meeting.traffic.bytes)
-
-    @property
-    def calls(self) -> int:
-        return self._meeting.traffic.calls
-
     @contextmanager
     def together(self) -> Iterator[None]:
         self._meeting.traffic = Traffic()
         self._held, self._next = [], 0
         self._versions = self._buffer_versions()
-        try:
+        with self._telling():
             yield
-        except RankFailed:
-            raise
-        except Exception as error:
-            self._meeting.tell(error)
-            raise
 
     def agree(self, batch: Any, sizes: BatchSizes, list_of_samples: bool | None) -> BatchSizes:  # noqa: ARG002
         """This rank's own sizes: the weights are global, so it does not matter how a rank cuts."""

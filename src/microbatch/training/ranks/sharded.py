@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from microbatch.batch.oom import drop_frames, is_out_of_memory, release
 from microbatch.batch.split import split
-from microbatch.errors import InvalidSettings, RankFailed
+from microbatch.errors import InvalidSettings
 from microbatch.sizes import BatchSizes
 from microbatch.training import gradients
 from microbatch.training.memory.memory_model import largest_piece
@@ -32,18 +32,18 @@ from microbatch.training.ranks.collectives import Collectives
 from microbatch.training.ranks.gathering import Gathered, gather
 from microbatch.training.ranks.meeting import Meeting, Traffic
 from microbatch.training.ranks.one_process import Show
+from microbatch.training.ranks.several import MARKED, Several
 
 REHEARSED = 2
 """Items of the first piece of all, which shows the order of the collectives."""
 
 
-class Sharded:
+class Sharded(Several):
     """See the module, and `microbatch.training.ranks.one_process.Ranks`.
 
     FSDP2 then adds gradients up without dividing them: the step divides.
     """
 
-    alone = False
     retries_alone = False
     always_backward = False
     forward_only = False
@@ -64,40 +64,14 @@ class Sharded:
             root.register_forward_hook(self._keep_outputs)
 
     @property
-    def rank(self) -> int:
-        return self._meeting.rank
-
-    @property
-    def number(self) -> int:
-        return self._meeting.size
-
-    @property
     def items(self) -> int:
         return self._items
-
-    @property
-    def meeting(self) -> Meeting:
-        return self._meeting
-
-    @property
-    def sent_bytes(self) -> int:
-        return round(self._meeting.traffic.bytes)
-
-    @property
-    def calls(self) -> int:
-        return self._meeting.traffic.calls
 
     @contextmanager
     def together(self) -> Iterator[None]:
         self._meeting.traffic = self._collectives.traffic = Traffic()
-        try:
+        with self._telling():
             yield
-        except RankFailed:
-            raise
-        except Exception as error:
-            if not getattr(error, "_microbatch_told", False):
-                self._meeting.tell(error)
-            raise
 
     def agree(self, batch: Any, sizes: BatchSizes, list_of_samples: bool | None) -> BatchSizes:
         """The smallest size that a rank asks for, and the largest number of pieces that a rank then has.
@@ -229,7 +203,7 @@ class Sharded:
         if memory:
             self._meeting.tell_and_raise(text, memory)
         self._meeting.tell(error)
-        error._microbatch_told = True  # type: ignore[attr-defined]
+        setattr(error, MARKED, True)
         raise error
 
     def _keep_outputs(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
