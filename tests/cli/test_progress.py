@@ -12,11 +12,11 @@ import pytest
 
 from microbatch.cli.progress import progress_bar
 
+pytestmark = pytest.mark.alone
+
 CODE = """
 import threading
 from microbatch.cli.progress import progress_bar
-
-pytestmark = pytest.mark.alone
 with progress_bar() as progress:
     progress(0.25, "batch 32, round 2 [of 9]")
     print("threads", threading.active_count())

@@ -52,6 +52,7 @@ class Listener(threading.Thread):
         self._store, self._rank, self._alarm = store, rank, alarm
         self._strangers = [other for other in range(size) if other != rank]
         self._processes: dict[int, Failure] = {}
+        self._new: list[Failure] = []
         self._poll = select.poll()
         self._stop_read, self._stop_write = os.pipe()
         self._poll.register(self._stop_read, select.POLLIN)
@@ -61,10 +62,12 @@ class Listener(threading.Thread):
         """Until `stop`, or the first failure."""
         while self.failure is None:
             self._strangers = [rank for rank in self._strangers if not self._meet(rank)]
-            seen = [handle for handle, _ in self._poll.poll(INTERVAL * 1000)]
+            seen = [handle for handle, _ in self._poll.poll(0 if self._new else INTERVAL * 1000)]
             if self._stop_read in seen:
                 return
-            killed = [self._processes[handle] for handle in seen if self._was_killed(handle)]
+            ended = [*self._new, *map(self._ended, seen)]
+            self._new = []
+            killed = [one for one in ended if self._was_killed(one)]
             self.failure = self._said() or (killed[0] if killed else None)
         self._alarm()
 
@@ -88,10 +91,13 @@ class Listener(threading.Thread):
                 return Failure.from_bytes(self._store.get(FAILED))
         return None
 
-    def _was_killed(self, handle: int) -> bool:
-        """Whether a process that ended had no time to say that it leaves; it is only noted where nobody can know."""
+    def _ended(self, handle: int) -> Failure:
+        """The process behind a handle, which is of no more use."""
         self._poll.unregister(handle)
-        one = self._processes[handle]
+        return self._processes[handle]
+
+    def _was_killed(self, one: Failure) -> bool:
+        """Whether a process that ended had no time to say that it leaves; it is only noted where nobody can know."""
         self.ended.append(one)
         with suppress(RuntimeError):
             return not self._store.check([f"left/{one.rank}"])
@@ -107,8 +113,16 @@ class Listener(threading.Thread):
         except RuntimeError:
             return False
         if machine and machine == this_machine():
-            with suppress(OSError):  # the kernel offers no handles: the store and broken connections are left
-                handle = os.pidfd_open(process)
-                self._processes[handle] = Failure(rank, process=process)
-                self._poll.register(handle, select.POLLIN)
+            self._hold(Failure(rank, process=process), process)
         return True
+
+    def _hold(self, one: Failure, process: int) -> None:
+        try:
+            handle = os.pidfd_open(process)
+        except ProcessLookupError:  # it came, and ended before this rank had looked
+            self._new.append(one)
+        except OSError:  # the kernel offers no handles: the store and broken connections are left
+            return
+        else:
+            self._processes[handle] = one
+            self._poll.register(handle, select.POLLIN)
