@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from microbatch.pipeline.execution.listening import Listener, this_machine
 
@@ -18,8 +18,8 @@ SECONDS = 10
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> dist.FileStore:
-    return dist.FileStore(str(tmp_path / "store"), 2)
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(str(tmp_path / "store"), 2)
 
 
 def has_ended() -> int:
@@ -31,7 +31,7 @@ def has_ended() -> int:
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system gives no handles on processes")
 @pytest.mark.parametrize("left", [False, True], ids=["was killed", "left in good order"])
-def test_a_rank_that_ended_before_anybody_looked(store: dist.FileStore, left: bool) -> None:
+def test_a_rank_that_ended_before_anybody_looked(store: FileStore, left: bool) -> None:
     heard = threading.Event()
     store.set("process/1", json.dumps([this_machine(), has_ended()]))
     if left:
