@@ -11,7 +11,7 @@ WEB: tuple[Mutant, ...] = (
         "web/test_predict.py",
         ("(DeadlineExceeded, 504),", "", "a deadline is 504"),
         ("(InvalidOutput, 500),", "", "a wrong output is the server's fault"),
-        ("math.ceil(error.retry_after)", "int(error.retry_after)", "Retry-After is rounded up"),
+        ("round(error.retry_after)", "int(error.retry_after)", "Retry-After is rounded"),
         ("text = lines[0] if", 'text = " ".join(lines) if', "no traceback reaches a client"),
     ),
     *_rows(

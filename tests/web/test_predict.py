@@ -204,7 +204,8 @@ def test_what_cannot_be_read_is_refused_with_its_reason(name: str) -> None:
 
 
 RAISED: dict[str, tuple[Exception, int, dict[str, str]]] = {
-    "full": (Overloaded("4 of 4 wait.", "Later.", retry_after=2.1), 429, {"retry-after": "3"}),
+    "full": (Overloaded("4 of 4 wait.", "Later.", retry_after=2.6), 429, {"retry-after": "3"}),
+    "full for less": (Overloaded("4 of 4 wait.", "Later.", retry_after=2.1), 429, {"retry-after": "2"}),
     "full for a moment": (Overloaded("4 of 4 wait.", "Later.", retry_after=0.0), 429, {"retry-after": "1"}),
     "late": (DeadlineExceeded("Too late.", "Give it more time."), 504, {}),
     "draining": (Draining("About to stop."), 503, {}),

@@ -100,8 +100,8 @@ def _headers(error: MicrobatchError) -> Headers:
 
 
 def retry_after(error: Overloaded) -> int:
-    """Whole seconds, rounded up: who comes back at that time finds room."""
-    return max(1, math.ceil(error.retry_after)) if math.isfinite(error.retry_after) else 1
+    """The nearest whole seconds, at least one: rounded up, a queue of two seconds would be told as three."""
+    return max(1, round(error.retry_after)) if math.isfinite(error.retry_after) else 1
 
 
 def _clean(text: str) -> str:

@@ -17,6 +17,8 @@ KEPT = 1000
 """Launches and latencies that are remembered."""
 LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds in seconds by which all latencies since the start are counted: three to a decade where servers live."""
+FADES = 0.8
+"""What a batch counts when the next has run, beside that one, in what an item takes lately."""
 MOST_REASONS = 30
 """A policy of the user may word each reason anew; beyond so many they are counted as `OTHER`."""
 OTHER = "another reason"
@@ -142,7 +144,7 @@ class Counters:
     def __init__(self) -> None:
         self.accepted = self.answered = self.failed = self.refused = self.expired = self.cancelled = 0
         self.batches = self.retries = self.items_run = self.real_work = self.padded_work = self.out_of_memory = 0
-        self.seconds_per_item = self.busy_seconds = self.latency_sum = 0.0
+        self.busy_seconds = self.latency_sum = self._lately_seconds = self._lately_items = 0.0
         self.reasons: Counter[str] = Counter()
         self.batch_sizes: Counter[int] = Counter()
         self.latencies: deque[float] = deque(maxlen=KEPT)
@@ -181,8 +183,13 @@ class Counters:
         self.busy_seconds += record.seconds
         self.batch_sizes[record.size] += 1
         self.launches.append(record)
-        each = record.seconds / record.size
-        self.seconds_per_item += (each - self.seconds_per_item) * (0.2 if self.batches > 1 else 1.0)
+        self._lately_seconds = self._lately_seconds * FADES + record.seconds
+        self._lately_items = self._lately_items * FADES + record.size
+
+    @property
+    def seconds_per_item(self) -> float:
+        """Of recent batches together: one of a single item says little about full ones. 0 before the first."""
+        return self._lately_seconds / self._lately_items if self._lately_items else 0.0
 
     def quantiles(self) -> dict[str, float]:
         """Of recent latencies."""
