@@ -108,7 +108,8 @@ def test_the_size_of_shards_is_planned_and_agreed(ranks: Found) -> None:
             assert one["difference"] <= 1e-12 and one["attempts"] == 1, case
             assert one["size"] in one["tried"] and max(one["tried"]) <= one["largest"], case
             if case == "planned limited":  # where memory ends the search, see `size_search.MOST_PASSES`
-                assert one["largest"] == 5 and one["source"] == "your limit", case
+                assert one["largest"] == min(other["allowed"] for other in found) < 10, case
+                assert one["largest"] >= 2 and one["source"] == "your limit", case
                 assert len(one["tried"]) + PEAKS_MEASURED <= MOST_PASSES, case
             else:
                 few = sum(one["tried"]) <= (ITEMS_IN_BATCHES + 1) * ITEMS_OF_A_RANK
