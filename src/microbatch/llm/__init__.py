@@ -1,0 +1,1 @@
+"""Generation: continuous batching over a paged cache, with answers that do not depend on the batch."""
