@@ -85,12 +85,15 @@ def run_pipeline(wanted: Wanted) -> PipelineRun:
     seconds, timelines = _timed(pipe, lambda: step(batch), wanted.steps)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (seconds, _memory(pipe, step)))
+    notes = list(loaded.notes)
+    if isinstance(step, TrainStep) and step.choice is not None:
+        notes.append(f"{step.choice.num_micro_batches} micro-batches: {step.choice.reason}.")
     longest = [max(times) for times in zip(*(times for times, _ in every))]
     middle = longest[1:].index(statistics.median_low(longest[1:]))
     return PipelineRun(
         model=wanted.model, mode=wanted.mode, batch_size=find_batch_size(args, kwargs), layers=tuple(pipe.stage_names),
         timeline=timelines[1 + middle], step_seconds=tuple(longest[1:]), first_step_seconds=longest[0],
-        memory=tuple(memory for _, memory in every), device=str(pipe.device), exact=exact, notes=tuple(loaded.notes),
+        memory=tuple(memory for _, memory in every), device=str(pipe.device), exact=exact, notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -97,7 +97,6 @@ def _nothing(output: Any) -> list[Tensor]:
 REFUSED = {
     "joint": "A joint loss needs the outputs of all pieces in one place.",
     "noise_scale": "The gradients of single pieces are not apart in a pipeline.",
-    "memory_limit": "The number of micro-batches of a pipeline is not searched for by memory.",
     "profile": "The number of micro-batches of a pipeline is not read off a profile.",
     "process_group": "A pipeline knows its processes.",
 }

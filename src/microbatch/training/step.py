@@ -132,12 +132,12 @@ class TrainStep:
             batch_norm: ``"exact"``, ``"frozen"`` or ``"micro_batch"``, see `microbatch.training.joint.batch_norm`.
             micro_batch_size: items per piece, larger than the batch is one piece; ``"auto"``; or a `TokenBudget`, which
                 runs items longest first in pieces with the least padding.
-            num_micro_batches: of a pipeline: a number, or ``"auto"``; by default what the pipeline was made with.
+            num_micro_batches: of a pipeline: a number, ``"auto"``, or by default what the pipeline was made with.
             max_norm: clip the gradients by their global norm.
             scheduler: its ``step()`` is called after each update.
             scaler, autocast: loss scaling, for fp16; dtype for ``torch.autocast`` around forward and loss.
             list_of_samples: how a batch that is a list is read, see `microbatch.batch.split.batch_size_of`.
-            profile, memory_limit: for ``micro_batch_size="auto"``; the limit in bytes.
+            profile, memory_limit: for ``"auto"``; the limit in bytes (of each rank of a pipeline).
             process_group: ranks that share the step.
             noise_scale: measure the gradient noise scale, see `microbatch.training.noise_scale`; it needs two pieces.
 
@@ -246,8 +246,16 @@ class TrainStep:
 
         Each try begins from a clean start; on an error all is as before.
         """
+        self._choose_number(batch)
         with self._ranks.together(), self._whole.around(self.model):
             return self._tried(batch, finish)
+
+    def _choose_number(self, batch: Any) -> None:
+        """Into how many micro-batches a pipeline cuts its batches, at the first."""
+        if self._is_pipeline and self.choice is None:
+            from microbatch.training.memory.num_micro_batches import choose_number
+
+            self.choice = choose_number(self, batch)
 
     def _tried(self, batch: Any, finish: Callable[[Accumulated], T]) -> tuple[Accumulated, T]:
         batch_size = self._size_of(batch)

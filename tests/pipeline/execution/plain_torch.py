@@ -26,7 +26,8 @@ SCHEDULES_OF_TORCH: dict[str, int] = {
 }  # fmt: skip
 """Classes with their stages per rank."""
 
-COUNT = 4
+PER_RANK = 2
+"""Micro-batches for each rank: as many as DualPipeV has stages, which it needs."""
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 
 
@@ -43,7 +44,7 @@ class Plain:
         self.modules = {stage: _slice(layers, *spans[stage]) for stage in mine}
         made = [PipelineStage(module, stage, stages, torch.device("cpu")) for stage, module in self.modules.items()]
         kind = getattr(schedules, name)
-        self.schedule = kind(made[0] if chunks == 1 else made, COUNT, loss_fn=loss, **options)
+        self.schedule = kind(made[0] if chunks == 1 else made, PER_RANK * ranks, loss_fn=loss, **options)
 
     def step(self, x: Any, y: Tensor, **keywords: Any) -> None:
         arguments = (x,) if self.first else ()

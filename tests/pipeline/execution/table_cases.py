@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -104,7 +107,7 @@ def refused() -> Iterator[tuple[str, Any]]:
     yield "different", _said(lambda: _step(pipe)(points(seed=dist.get_rank())))
     yield "after", gradient_gap_of(pipe)
     yield "stages", _said(lambda: Made("one_f_one_b", {"stages": 5}).pipe(POINTS))
-    yield "too many", _said(lambda: Pipeline(torch.nn.Linear(2, 2), torch.zeros(1, 2), schedule="one_f_one_b"))
+    yield "too many", _said(lambda: Pipeline(nn.Linear(2, 2), torch.zeros(1, 2), schedule="one_f_one_b"))
     yield "name", _said(lambda: Made("gpipe", {"stages": ["layer.1"]}).pipe(SENTENCES))
     yield "simulated", _said(lambda: Made("dualpipe").pipe(POINTS))
     yield "joint", _said(lambda: TrainStep(pipe, sgd(), POINTS.loss, forward=POINTS.forward, joint="outputs"))
@@ -138,6 +141,65 @@ def proofs() -> Iterator[tuple[str, Any]]:
         step = TrainStep(pipe, sgd(), SENTENCES.loss, forward=SENTENCES.forward, num_micro_batches=4)
         report = step.check(sentences())
         yield what, {"exact": report.exact, "off": report.largest_difference, "notes": list(report.notes)}
+
+
+class Slow(nn.Module):
+    """A layer that takes some time for each call, and some for each item."""
+
+    def __init__(self, call: float, item: float) -> None:
+        super().__init__()
+        self.call, self.item = call, item
+        self.layers = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Linear(512, 8))
+
+    def forward(self, values: Tensor) -> Tensor:
+        time.sleep(self.call + self.item * len(values))
+        result: Tensor = self.layers(values)
+        return result
+
+
+WEIGHTS = 2 * 4 * (8 * 512 + 512 + 512 * 8 + 8)
+"""Bytes of the weights of a `Slow` and their gradients."""
+KEPT = 4 * (512 + 8)
+"""Bytes that a `Slow` in the first stage keeps of an item: what is behind the tanh, and what is sent."""
+LIMIT = int((WEIGHTS + 2 * 10 * KEPT) / 0.95)
+"""Bytes that two micro-batches of eight items fit in, and of sixteen do not."""
+
+
+def chosen() -> Iterator[tuple[str, Any]]:
+    """The number of micro-batches is found out at the first batch: as costs and memory say, the same on all ranks."""
+    yield "each call costs", _chosen(Slow(0.015, 0.0), 8)
+    yield "each item costs", _chosen(Slow(0.0, 0.02), 8)
+    free = _chosen(Slow(0.0, 0.0), 64)
+    yield "free", free
+    yield "limited", _chosen(Slow(0.015, 0.0), 64, memory_limit=LIMIT)
+    yield "nothing fits", _said(lambda: _chosen(Slow(0.0, 0.0), 64, memory_limit=1000))
+    job, whole = SENTENCES, sentences()
+    model, pipe = job.model(), Made("zb_v").pipe(job)
+    step = TrainStep(pipe, sgd(), job.loss, forward=job.forward, max_norm=0.05)
+    mine = whole if dist.get_rank() == 0 else None
+    results = [step(mine), step(mine)]
+    for _ in results:
+        reference(model, job, whole, 0.05)
+    assert step.choice is not None
+    numbers = [step.choice.num_micro_batches, *(result.num_micro_batches for result in results)]
+    yield "one rank has it", {"weights": weight_gap(pipe, model), "numbers": numbers}
+
+
+def _chosen(layer: Slow, items: int, memory_limit: int | None = None) -> dict[str, Any]:
+    torch.manual_seed(0)
+    layers = [copy.deepcopy(layer) for _ in range(dist.get_world_size())]
+    batch = torch.randn(items, 8)
+    pipe = Pipeline(nn.Sequential(*layers), batch, schedule="one_f_one_b")
+    step = TrainStep(pipe, sgd(), lambda output, batch: (output.square().sum(), len(batch)), memory_limit=memory_limit)
+    before = {name: value.detach().clone() for name, value in pipe.named_parameters()}
+    step.accumulate(batch)
+    choice = step.choice
+    assert choice is not None
+    return {
+        "number": choice.num_micro_batches, "reason": choice.reason,
+        "tried": [[one.micro_batch_size, one.seconds, one.peak_bytes] for one in choice.probes],
+        "same": all(torch.equal(before[name], value) for name, value in pipe.named_parameters()),
+    }  # fmt: skip
 
 
 def hugging_face() -> Iterator[tuple[str, Any]]:

@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.execution.table_cases import KEPT, WEIGHTS
+
 ROOT = Path(__file__).parents[3]
-TABLES = {2: ("exactness", "narrow", "own_orders", "refused", "proofs", "hugging_face"), 4: ("exactness", "meshes")}
+TABLES = {
+    2: ("exactness", "narrow", "own_orders", "refused", "proofs", "chosen", "hugging_face"),
+    4: ("exactness", "meshes"),
+}
 SECONDS = 400
 EXACT = 1e-12
 NARROW = 1e-6
@@ -93,6 +98,29 @@ def test_what_would_be_wrong_is_refused_on_every_rank(ranks: Found) -> None:
             said = rank["table:refused"][case]
             assert said["type"] == kind and text in said["text"], (case, said)
     assert table(ranks, "refused")["after"] <= EXACT
+
+
+def test_the_number_of_micro_batches_follows_from_measured_costs(ranks: Found) -> None:
+    found = table(ranks, "chosen")
+    if not found:
+        return
+    assert all(rank["table:chosen"] == found for rank in ranks)
+    assert found["each call costs"]["number"] <= 2 <= found["each item costs"]["number"]
+    assert all(found[case]["same"] for case in ("each call costs", "each item costs", "free", "limited"))
+    peaks = {size: peak for size, _, peak in found["free"]["tried"]}
+    assert peaks[2] == WEIGHTS + 2 * 2 * KEPT and peaks[4] - peaks[2] == 2 * 2 * KEPT
+    assert found["one rank has it"]["weights"] <= EXACT
+    assert len(set(found["one rank has it"]["numbers"])) == 1
+
+
+def test_the_number_of_micro_batches_stays_within_memory(ranks: Found) -> None:
+    found = table(ranks, "chosen")
+    if not found:
+        return
+    assert found["limited"]["number"] == 8
+    assert "4 would hold" in found["limited"]["reason"] and "(your limit)" in found["limited"]["reason"]
+    assert found["nothing fits"]["type"] == "DoesNotFit"
+    assert "on one rank, which is too much for 1 kB (your limit)" in found["nothing fits"]["text"]
 
 
 def test_a_proof_names_every_stage(ranks: Found) -> None:

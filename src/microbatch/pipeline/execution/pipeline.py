@@ -80,6 +80,8 @@ class Pipeline(nn.Module):
         ordering: the schedule for any number of micro-batches.
         layout: the processes.
         shapes: of messages, by the signature of a call.
+        num_micro_batches: of a batch, or ``"auto"``.
+        memory_limit: bytes of each rank; None for what there is.
         watch: called after each action, see `Stage`; None for nobody.
         last: the last run.
     """
@@ -110,12 +112,13 @@ class Pipeline(nn.Module):
                 first, as in ``["layers.8"]``; by default what the schedule needs.
             schedule: a name, an order of your own (`Schedule` or the path of a CSV), or ``"auto"``.
             chunks: stages on each rank; follows from ``stages``.
-            num_micro_batches: of a batch; by default four for each rank, and never more than there are items.
+            num_micro_batches: of a batch, never more than there are items; ``"auto"`` is found out at the first batch
+                of a step, and four for each rank in inference.
             mesh: a DeviceMesh with an axis ``pp``; others hold replicas, whose gradients a step adds up.
             group: the ranks of the pipeline, without a mesh; by default all.
             costs: of the layers, or a profile of the model that has them; else modelled by FLOPs and bytes.
             device: of this rank's stages; by default where the model is.
-            memory_limit: bytes of each rank, for the division into stages.
+            memory_limit: bytes of each rank, for the division into stages and the number of micro-batches.
 
         Raises:
             InvalidModel: no layers to cut between, or fewer than stages.
@@ -126,6 +129,7 @@ class Pipeline(nn.Module):
         self.layout = layout_of(mesh, group, _device(model, device))
         self.ordering = ordering_of(schedule, self.layout.ranks, stages, chunks)
         self.num_micro_batches = _checked_number(num_micro_batches)
+        self.memory_limit = memory_limit
         self._probe = Probe(model, self.device)
         record = self._probe.run(self._placed(call_of(example)), follow=True)
         if len(record.returned) < self.ordering.stages:

@@ -26,6 +26,7 @@ class Recorder:
     Attributes:
         name: of the pipeline.
         number: of runs so far.
+        action: that runs now, or ran last; None outside of a run.
     """
 
     def __init__(self, name: str, device: torch.device, post: Callable[[int, bytes], None]) -> None:
@@ -38,20 +39,20 @@ class Recorder:
         self.name, self.number = name, 0
         self._device, self._post = device, post
         self._rows: list[tuple[Action, Any, Any]] = []
-        self._action: Action | None = None
+        self.action: Action | None = None
         self._in_step = self._ran = False
         self._event: Any = None
 
     def now(self) -> Doing:
         """What is being done, or was done last between two actions of a run."""
-        action = self._action
+        action = self.action
         if action is not None:
             return Doing(f"{WORDS[action.kind]} of stage {action.stage}, micro-batch {action.micro_batch}", alike=())
         return Doing("update", alike=(UserError,)) if self._in_step and self._ran else Doing()
 
     def begin(self, action: Action) -> None:
         """An action begins."""
-        self._action = action
+        self.action = action
         if self._device.type == "cuda":
             self._event = _event()
 
@@ -62,12 +63,12 @@ class Recorder:
     @contextmanager
     def run(self) -> Iterator[None]:
         """Around one schedule."""
-        self._rows, self._action, self._ran, self.number = [], None, False, self.number + 1
+        self._rows, self.action, self._ran, self.number = [], None, False, self.number + 1
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             self._zero = _event(), time.perf_counter()
         yield
-        self._action, self._ran = None, True
+        self.action, self._ran = None, True
         if not self._in_step:
             self._posted(None, None)
 

@@ -79,6 +79,9 @@ def _generator_state(values: bytes) -> Tensor:
 def _learnt(step: TrainStep) -> dict[str, Any]:
     """What a rank knows about its memory, and on which device that holds."""
     choice = step.choice
+    # a pipeline chooses anew: its stages, schedule and ranks may be others when the run goes on
+    if choice is not None and choice.num_micro_batches is not None:
+        choice = None
     kept = None if choice is None else {"size": choice.micro_batch_size, "reason": choice.reason}
     limit = asdict(step._recovery.limit)
     return {"device": _device_name(step), "choice": kept, "limit": limit, "weights_differ": step._weights_differ}

@@ -46,6 +46,7 @@ class Choice:
 
     Attributes:
         micro_batch_size: the fastest that fits.
+        num_micro_batches: of a pipeline, which decides there; else None.
         reason: in one sentence.
         probes: the passes that were run, in order.
         predicted: predicted peak bytes by size.
@@ -61,6 +62,7 @@ class Choice:
     largest: int | None = None
     budget_bytes: int | None = None
     budget_source: str = ""
+    num_micro_batches: int | None = None
 
 
 def from_profile(profile: str | Path | Profile, batch_size: int, memory_limit: int | None) -> Choice:

@@ -38,7 +38,12 @@ Columns = dict[int, list[dict[str, Any]]]
 
 
 class Pipelined(Several):
-    """See the module, and `microbatch.training.ranks.one_process.Ranks`."""
+    """See the module, and `microbatch.training.ranks.one_process.Ranks`.
+
+    Attributes:
+        wanted: micro-batches of a step; ``"auto"`` as long as nobody has chosen.
+        largest: most items of a micro-batch that fit; None where nothing is known.
+    """
 
     retries_alone = False
     always_backward = False
@@ -46,7 +51,8 @@ class Pipelined(Several):
 
     def __init__(self, pipe: Pipeline, num_micro_batches: int | str | None) -> None:
         self._pipe = pipe
-        self._wanted = pipe.num_micro_batches if num_micro_batches is None else num_micro_batches
+        self.wanted = pipe.num_micro_batches if num_micro_batches is None else num_micro_batches
+        self.largest: int | None = None
         layout = pipe.layout
         self._meeting = Meeting(layout.every, layout.device)
         self._data = None if layout.data is None else Meeting(layout.data, layout.device)
@@ -121,8 +127,23 @@ class Pipelined(Several):
     def _count(self, asked: int | list[int], items: int) -> int:
         if isinstance(asked, list):
             return len(asked)
-        wanted = self._pipe.ordering.count_of(items, self._wanted)
-        return wanted if self._pipe.ordering.own is not None else min(items, max(wanted, asked))
+        wanted = self._pipe.ordering.count_of(items, self.wanted)
+        fitting = 1 if self.largest is None else -(-items // self.largest)
+        return wanted if self._pipe.ordering.own is not None else min(items, max(wanted, asked, fitting))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody has still to choose the number of micro-batches."""
+        return self.wanted == "auto" and self._pipe.ordering.own is None
+
+    @contextmanager
+    def cut_into(self, number: int) -> Iterator[None]:
+        """So many micro-batches meanwhile."""
+        before, self.wanted = self.wanted, number
+        try:
+            yield
+        finally:
+            self.wanted = before
 
     def of_all(self, batch: Any) -> Any:
         """The pipeline's batch, on every rank of it."""

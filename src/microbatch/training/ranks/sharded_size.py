@@ -90,7 +90,7 @@ class _Search:
             piece = self._piece(size)
             if self._together(lambda piece=piece, size=size: peaks.update({size: self._peak(piece)})) is None:  # type: ignore[misc]
                 return min(peaks, default=1), peaks
-        needed = {min(size, self._items or size): peak + _state_bytes(self._optimizer) for size, peak in peaks.items()}
+        needed = {min(size, self._items or size): peak + state_bytes(self._optimizer) for size, peak in peaks.items()}
         said = self._ranks.share({"largest": _on_the_line(needed, most, budget)})
         return max(1, min(one["largest"] for one in said)), peaks
 
@@ -127,10 +127,10 @@ class _Search:
         parameters = list(self._passes.model.parameters())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         state = (value for one in self._optimizer.state.values() for value in one.values())
-        return _local([*parameters, *self._passes.model.buffers(), *gradients, *state])
+        return local([*parameters, *self._passes.model.buffers(), *gradients, *state])
 
 
-def _local(values: Iterable[object]) -> list[Tensor]:
+def local(values: Iterable[object]) -> list[Tensor]:
     """This rank's shards of what is sharded."""
     return [v.to_local() if isinstance(v, DTensor) else v for v in values if isinstance(v, Tensor)]
 
@@ -144,7 +144,7 @@ def _on_the_line(peaks: dict[int, int], most: int, budget: float) -> int:
     return most if slope <= 0 else min(most, max(1, large + int((budget - peaks[large]) // slope)))
 
 
-def _state_bytes(optimizer: Optimizer) -> int:
+def state_bytes(optimizer: Optimizer) -> int:
     """What the optimizer's state will take once there is one, from a step on fake tensors of this rank's shards."""
     if optimizer.state:
         return 0
@@ -153,11 +153,11 @@ def _state_bytes(optimizer: Optimizer) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True):
         twin.param_groups = [group | {"params": _twins(group["params"])} for group in optimizer.param_groups]
         twin.step()
-        return bytes_of(_local(value for state in twin.state.values() for value in state.values()))
+        return bytes_of(local(value for state in twin.state.values() for value in state.values()))
 
 
 def _twins(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-    twins = [nn.Parameter(torch.empty_like(shard)) for shard in _local(p.detach() for p in parameters)]
+    twins = [nn.Parameter(torch.empty_like(shard)) for shard in local(p.detach() for p in parameters)]
     for twin in twins:
         twin.grad = torch.zeros_like(twin)
     return twins
