@@ -296,6 +296,14 @@ class Pipeline(nn.Module):
         """Add up the gradients of weights that stand in stages of several ranks."""
         tied.add_up(self.tied, self.parameter)
 
+    def first_name(self, name: str) -> str:
+        """The first of the names that a parameter has in the whole model: another one where weights are tied."""
+        return self._probe.first_names.get(name, name)
+
+    def whole_names(self) -> set[str]:
+        """Of all parameters and buffers that the whole model saves."""
+        return set(self._probe.twin.state_dict())
+
     def parameters_of(self, stage: int) -> list[str]:
         """Names of the parameters of any stage."""
         return self._cut.parameters(self._probe.twin, stage)

@@ -83,12 +83,15 @@ class Probe:
         units: names of the units, in the order of definition.
         loose: names of parameters outside of units.
         twin: the whole model with tensors that hold nothing.
+        first_names: of each parameter's name the first that the same parameter has.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.units = unit_names(model)
         named = dict(model.named_parameters(remove_duplicate=False))
         self.loose = [name for name in named if not inside(name, self.units)]
+        firsts: dict[nn.Parameter, str] = {}
+        self.first_names = {name: firsts.setdefault(parameter, name) for name, parameter in named.items()}
         self._device = device
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.twin = self._faked(model)

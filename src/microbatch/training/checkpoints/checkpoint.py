@@ -111,7 +111,7 @@ def load_state_dict(step: TrainStep, loaded: dict[str, Any]) -> None:
     Raises:
         InvalidCheckpoint: of another model or optimizer.
     """
-    packed = json.loads(loaded[PLAIN])
+    packed = state.own_part(step, json.loads(loaded[PLAIN]))
     state.check(step, packed)
     state.put_back(step, packed, loaded[TENSORS])
 
@@ -121,7 +121,7 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def _read(step: TrainStep, path: Path, meeting: Meeting | None) -> None:
-    packed = json.loads((path / STATE).read_text(encoding="utf-8"))
+    packed = state.own_part(step, json.loads((path / STATE).read_text(encoding="utf-8")))
     state.check(step, packed)
     tensors = state.targets(step, packed)
     _all(meeting, None)  # a rank with another model says so here, before the others wait for it elsewhere

@@ -23,9 +23,10 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from microbatch.errors import InvalidCheckpoint
-from microbatch.training.checkpoints import rank_state
+from microbatch.training.checkpoints import rank_state, stages
 from microbatch.training.checkpoints.plain_values import Packer, Place, places, unpack
 from microbatch.training.noise_scale import RunningNoise
+from microbatch.training.ranks.distributed import is_pipeline
 
 if TYPE_CHECKING:
     from microbatch.training.step import TrainStep
@@ -44,22 +45,40 @@ def take(step: TrainStep) -> tuple[Any, dict[str, Tensor]]:
         InvalidCheckpoint: the scheduler, the optimizer or the model's extra state holds something else.
     """
     scaler = step.scaler if step.scaler is not None and step.scaler.is_enabled() else None
-    packer = Packer()
+    packer, own = Packer(), _model_state(step.model)
     packed = packer.pack(
         {
             "version": VERSION,
             "steps": step.steps,
             "samples": step.samples,
-            "model": get_model_state_dict(step.model),
             "outside": _outside(step.model, step.optimizer),
             "optimizer": _optimizer_state(step.model, step.optimizer),
             "scheduler": None if step.scheduler is None else step.scheduler.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "noise": None if step._noise is None else asdict(step._noise.running),
-            "ranks": rank_state.take_from_all(step),
         }
     )
-    return packed, packer.tensors
+    packed["model"] = {
+        name: packer.pack(value, f"model/{_first_name(step.model, name)}") for name, value in own.items()
+    }
+    if is_pipeline(step.model):
+        optimizer = packed["optimizer"]
+        optimizer["groups"] = stages.without_placeholders(
+            step.optimizer, optimizer["groups"], _names(step.model, step.optimizer)
+        )
+        packed = stages.joined(step._ranks.share(packed))
+    return packed | {"ranks": packer.pack(rank_state.take_from_all(step))}, packer.tensors
+
+
+def own_part(step: TrainStep, packed: Any) -> Any:
+    """What a checkpoint has for this rank: all of it, but for the stages of a pipeline.
+
+    Raises:
+        InvalidCheckpoint: of another model.
+    """
+    if not is_pipeline(step.model):
+        return packed
+    return stages.own_part(step.model, _groups(step.model, step.optimizer), packed)  # type: ignore[arg-type]
 
 
 def check(step: TrainStep, packed: Any) -> None:
@@ -70,14 +89,15 @@ def check(step: TrainStep, packed: Any) -> None:
     """
     if packed.get("version") != VERSION:
         raise InvalidCheckpoint(f"The checkpoint has version {packed.get('version')}, not {VERSION}.", OTHER)
-    _check_names_and_shapes(get_model_state_dict(step.model), packed["model"])
+    _check_names_and_shapes(_model_state(step.model), packed["model"])
     _check_names_and_shapes(_outside(step.model, step.optimizer), packed["outside"])
     _check_groups(_groups(step.model, step.optimizer), packed["optimizer"]["groups"])
 
 
 def targets(step: TrainStep, packed: Any) -> dict[str, Tensor]:
     """A tensor to read each saved one into: the model's own, and new ones for the rest."""
-    own: dict[str, Any] = {f"model/{name}": value for name, value in get_model_state_dict(step.model).items()}
+    state = _model_state(step.model)
+    own: dict[str, Any] = {f"model/{_first_name(step.model, name)}": value for name, value in state.items()}
     own |= {f"outside/{name}": value for name, value in _outside(step.model, step.optimizer).items()}
     parameters = {name: parameter for parameter, name in _names(step.model, step.optimizer).items()}
     needed = {place.key: place for place in places(packed)}
@@ -105,7 +125,10 @@ def put_back(step: TrainStep, packed: Any, tensors: Mapping[str, Tensor]) -> Non
     """
     state = unpack(packed, tensors)
     _load_optimizer(step.model, step.optimizer, state["optimizer"])
-    set_model_state_dict(step.model, state["model"])
+    if is_pipeline(step.model):
+        step.model.load_state_dict(state["model"])
+    else:
+        set_model_state_dict(step.model, state["model"])
     with torch.no_grad():
         for name, parameter in _outside(step.model, step.optimizer).items():
             parameter.copy_(state["outside"][name])
@@ -117,11 +140,21 @@ def put_back(step: TrainStep, packed: Any, tensors: Mapping[str, Tensor]) -> Non
     rank_state.put_back(step, state["ranks"])
 
 
+def _model_state(model: nn.Module) -> dict[str, Any]:
+    """Parameters and buffers; of a pipeline those of this rank's stages."""
+    return model.state_dict() if is_pipeline(model) else get_model_state_dict(model)
+
+
+def _first_name(model: nn.Module, name: str) -> str:
+    """Under which a parameter is saved: of a weight that several stages hold, one and the same."""
+    return model.first_name(name) if is_pipeline(model) else name  # type: ignore[operator]
+
+
 def _names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str]:
     """The name of every parameter, without what wrappers put before it; those outside of the model by their place."""
     names: dict[Tensor, str] = {}
     for name, parameter in model.named_parameters():
-        names[parameter] = next(iter(_get_fqns(model, name)))
+        names[parameter] = _first_name(model, name) if is_pipeline(model) else next(iter(_get_fqns(model, name)))
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             names.setdefault(parameter, f"group {group_index} parameter {index}")
@@ -133,7 +166,8 @@ def _outside(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     own = set(model.parameters())
     names = _names(model, optimizer)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {names[parameter]: parameter.detach() for parameter in trained if parameter not in own}
+    others = [parameter for parameter in trained if parameter not in own and not stages.is_placeholder(parameter)]
+    return {names[parameter]: parameter.detach() for parameter in others}
 
 
 def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
