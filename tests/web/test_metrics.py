@@ -17,14 +17,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from microbatch.errors import DeadlineExceeded, Overloaded
+from microbatch.llm.metrics import BUCKETS
 from microbatch.serving.decisions.metrics import LATENCY_BUCKETS, MOST_REASONS, OTHER
 from microbatch.serving.decisions.view import Decision, QueueView, launch
 from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.web.metrics import exposition
 from microbatch.web.metrics_table import OUTCOMES, RESPONSES, RESPONSES_HELP, RESPONSES_LABELS, SERIES, SIZE_BUCKETS
+from microbatch.web.text_metrics_table import TEXT_SERIES
 from tests.serving.engines import Held, serving, until
 from tests.serving.functions import double, poisoned, slow
 from tests.web.running import running
+from tests.web.text_engines import Echoing
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 
@@ -247,3 +250,52 @@ def test_the_page_of_the_docs_lists_every_series(root: Path) -> None:
     listed = [line for line in text.splitlines() if line.startswith("| `microbatch_") and series not in line]
     labels = [", ".join(f"`{label}`" for label in ("model", *series.labels)) for series in SERIES]
     assert listed == [f"| `{s.full_name}` | {s.kind} | {names} | {s.help} |" for s, names in zip(SERIES, labels)]
+
+
+# Engines that generate text.
+
+
+def test_an_engine_of_text_is_told_under_vllm_s_names() -> None:
+    samples = read(exposition({"m": Echoing()})[0])
+    model = frozenset({"model_name": "m"}.items())
+    assert samples["vllm:num_requests_running", model] == 3
+    assert samples["vllm:num_requests_waiting", model] == 2
+    assert samples["vllm:kv_cache_usage_perc", model] == 0.25
+    assert samples["vllm:generation_tokens_total", model] == 50
+    assert samples["vllm:prefix_cache_hits_total", model] == 4
+    assert samples["vllm:request_success_total", model | {("finished_reason", "stop")}] == 5
+    for name in BUCKETS:
+        assert samples[f"vllm:{name}_count", model] == 3
+        assert samples[f"vllm:{name}_sum", model] == 7.5
+        assert samples[f"vllm:{name}_bucket", model | {("le", str(BUCKETS[name][0]))}] == 2
+        assert samples[f"vllm:{name}_bucket", model | {("le", "+Inf")}] == 3
+    assert of(samples, "ready") == 1
+    assert of(samples, "steps_total") == 30
+    assert not any(name.startswith("microbatch_items") for name, _ in samples)
+
+
+def test_engines_of_both_kinds_stand_beside_each_other() -> None:
+    with serving(double) as engine:
+        engine.call(1)
+        body, kind = exposition({"m": engine, "t": Echoing()}, "application/openmetrics-text; version=1.0.0")
+        samples = read(exposition({"m": engine, "t": Echoing()})[0])
+    assert kind.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    assert of(samples, "items_accepted_total") == 1
+    assert of(samples, "ready") == samples["microbatch_ready", frozenset({"model": "t"}.items())] == 1
+    assert {name for name, labels in samples if dict(labels).get("model_name") == "m"} == set()
+
+
+def test_every_figure_of_vllm_that_is_counted_is_told() -> None:
+    told = {series.name for series in TEXT_SERIES}
+    assert set(BUCKETS) <= told
+    assert len(told) == len(TEXT_SERIES)
+
+
+def test_an_engine_of_text_that_has_not_started_is_not_asked() -> None:
+    engine = Echoing()
+    engine.started = False
+    engine.metrics = None  # type: ignore[assignment, method-assign]
+    samples = read(exposition({"m": engine})[0])
+    assert of(samples, "ready") == 0
+    assert not any(name.startswith("vllm:") for name, _ in samples)

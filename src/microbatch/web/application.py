@@ -15,20 +15,23 @@ from typing import Any
 from microbatch.errors import Draining, InvalidSettings
 from microbatch.serving.engine.gate import share_cpu as take_turns
 from microbatch.web.bodies import ClientGone, too_slow
-from microbatch.web.engine import Engine
 from microbatch.web.items import form_of
 from microbatch.web.keys import Keys
 from microbatch.web.request import Request
 from microbatch.web.response import Response, close, json_response, send_response
 from microbatch.web.routes import Route, Router
 from microbatch.web.statuses import answer_to, note, own_form
+from microbatch.web.text_engine import AnyEngine, generates_text
 from microbatch.web.watch import Watch
 
 LAST_WORD = 1.0
 """Seconds for engines to end when nobody waits for them any more."""
 BODY_LIMIT = 16 * 2**20
 BODY_TIMEOUT = 30.0
-ROOMS = ("http", "health", "openapi", "metrics", "live", "openai_embeddings")
+ROOMS = (
+    "http", "health", "openapi", "metrics", "live", "openai_embeddings", "openai_completions", "openai_chat",
+    "openai_models",
+)  # fmt: skip
 """Modules of this package that have ``ROUTES``."""
 
 logger = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ class Application:
 
     Attributes:
         engines: by the names under which they are served.
-        forms: of the items of each engine.
+        forms: of the items of each engine that takes items; one that generates text does not.
         routes: all rows.
         body_limit: bytes of a request's body.
         body_timeout: seconds for it to come.
@@ -55,7 +58,7 @@ class Application:
 
     def __init__(
         self,
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, AnyEngine],
         routes: Iterable[Route],
         *,
         keys: Iterable[str] | Mapping[str, str] = (),
@@ -64,8 +67,8 @@ class Application:
         deadline: float | None = None,
         title: str = "microbatch",
     ) -> None:
-        self.engines = dict(engines)
-        self.forms = {name: form_of(engine) for name, engine in self.engines.items()}
+        self.engines: dict[str, Any] = dict(engines)
+        self.forms = {name: form_of(engine) for name, engine in self.engines.items() if not generates_text(engine)}
         self.routes = tuple(routes)
         self.body_limit, self.body_timeout, self.deadline, self.title = body_limit, body_timeout, deadline, title
         self.stopping = False
@@ -195,7 +198,7 @@ class Application:
 
 
 def application(
-    engines: Mapping[str, Engine],
+    engines: Mapping[str, AnyEngine],
     *,
     keys: Iterable[str] | Mapping[str, str] = (),
     body_limit: int = BODY_LIMIT,
@@ -233,7 +236,7 @@ def all_routes() -> tuple[Route, ...]:
     return tuple(row for module in modules for row in module.ROUTES)
 
 
-def _check(engines: Mapping[str, Engine], body_limit: int, body_timeout: float, deadline: float | None) -> None:
+def _check(engines: Mapping[str, AnyEngine], body_limit: int, body_timeout: float, deadline: float | None) -> None:
     wrong = []
     if not engines:
         wrong.append("There is no engine to serve.")

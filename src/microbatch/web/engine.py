@@ -48,12 +48,12 @@ def submit(engine: Engine, item: Any, options: Options = NO_OPTIONS) -> Awaitabl
     """The result of one item, to be awaited; raises what the engine raises."""
     if options is NO_OPTIONS:
         return engine.submit(item)
-    return engine.submit(item, **_arguments(engine, options))
+    return engine.submit(item, **arguments(engine, options))
 
 
 async def submit_many(engine: Engine, items: Sequence[Any], options: Options = NO_OPTIONS) -> list[Any]:
     """The results of several items, an exception in the place of an item that failed."""
-    return await engine.submit_many(items, **_arguments(engine, options))
+    return await engine.submit_many(items, **arguments(engine, options))
 
 
 async def submit_each(
@@ -65,18 +65,20 @@ async def submit_each(
         for answered in enumerate(await submit_many(engine, items, options)):
             yield answered
         return
-    async with aclosing(each(items, **_arguments(engine, options))) as answers:
+    async with aclosing(each(items, **arguments(engine, options))) as answers:
         async for answered in answers:
             yield answered
 
 
-def _arguments(engine: Engine, options: Options) -> Mapping[str, Any]:
+def arguments(engine: Any, options: Options) -> Mapping[str, Any]:
+    """What a submit method of an engine is given of the options."""
     wanted: dict[str, Any] = {"deadline": options.deadline, "priority": options.priority}
-    if options.tenant and _knows_tenants(type(engine)):
+    kind: type = type(engine)
+    if options.tenant and _knows_tenants(kind):
         wanted["tenant"] = options.tenant
     return wanted
 
 
 @lru_cache(maxsize=64)
 def _knows_tenants(kind: type) -> bool:
-    return "tenant" in inspect.signature(kind.submit_many).parameters  # type: ignore[attr-defined]
+    return "tenant" in inspect.signature(kind.submit).parameters  # type: ignore[attr-defined]

@@ -41,7 +41,9 @@ class Asked(NamedTuple):
 async def predict(request: Request) -> Response:
     """``POST /predict`` and ``POST /predict/{name}``."""
     name, engine = request.engine(request.parameters.get("name"))
-    form = request.application.forms[name]
+    form = request.application.forms.get(name)
+    if form is None:
+        raise InvalidRequest(f"{name!r} generates text.", "Ask POST /v1/completions.", status=404)
     wire = wire_of(request.header(b"content-type"), request.header(b"accept"))
     options, many = request.options, request.flag(b"microbatch-many")
     body = await request.body()

@@ -22,15 +22,17 @@ from jinja2 import Environment, StrictUndefined
 from microbatch import __version__
 from microbatch.palette import PALETTES
 from microbatch.serving.decisions.metrics import Metrics
-from microbatch.web.engine import Engine
-from microbatch.web.engine_metrics import metrics_of
-from microbatch.web.live_view import SHOWN, WINDOW, Look, look_at, starting, view_of
+from microbatch.web.engine_metrics import metrics_of, text_metrics_of
+from microbatch.web.live_text import text_look_at, text_view_of
+from microbatch.web.live_view import SHOWN, WINDOW, look_at, starting, view_of
 from microbatch.web.request import Request
 from microbatch.web.response import Response
 from microbatch.web.routes import Route
 from microbatch.web.statuses import Headers
+from microbatch.web.text_engine import AnyEngine
 
 if TYPE_CHECKING:
+    from microbatch.llm.metrics import LLMMetrics
     from microbatch.web.application import Application
 
 PAUSE = 1.0
@@ -47,14 +49,14 @@ class Live:
     Not for several threads: all its viewers are on one event loop.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engines: Mapping[str, AnyEngine], clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
             engines: by the name of the model.
             clock: in seconds.
         """
         self._engines, self._clock = engines, clock
-        self._looks: dict[str, deque[Look]] = {}
+        self._looks: dict[str, deque[Any]] = {}
         self._taken = -float("inf")
         self._alone = False
         self._event = b""
@@ -80,14 +82,26 @@ class Live:
         return self._event
 
     def _views(self, stopping: bool) -> list[dict[str, Any]]:
-        found = metrics_of(self._engines)
-        return [starting(name) if one is None else self._view(name, one, stopping) for name, one in found.items()]
+        items, texts = metrics_of(self._engines), text_metrics_of(self._engines)
+        return [
+            *(starting(name) if one is None else self._view(name, one, stopping) for name, one in items.items()),
+            *(starting(name) if one is None else self._text_view(name, one, stopping) for name, one in texts.items()),
+        ]
 
     def _view(self, name: str, metrics: Metrics, stopping: bool) -> dict[str, Any]:
         metrics = replace(metrics, draining=metrics.draining or stopping)
-        looks = self._looks.setdefault(name, deque(maxlen=SHOWN + 1))
+        looks = self._looks_at(name)
         looks.append(look_at(metrics, looks[-1] if looks else None))
         return view_of(name, metrics, list(looks))
+
+    def _text_view(self, name: str, metrics: LLMMetrics, stopping: bool) -> dict[str, Any]:
+        metrics = replace(metrics, draining=metrics.draining or stopping)
+        looks = self._looks_at(name)
+        looks.append(text_look_at(metrics))
+        return text_view_of(name, metrics, list(looks))
+
+    def _looks_at(self, name: str) -> deque[Any]:
+        return self._looks.setdefault(name, deque(maxlen=SHOWN + 1))
 
 
 async def page(_: Request) -> Response:

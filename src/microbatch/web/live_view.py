@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from microbatch.serving.decisions.latency import row_of
 from microbatch.serving.decisions.metrics import LaunchRecord, Metrics
@@ -26,6 +26,20 @@ QUIET = 10.0
 """Seconds without a launch after which a server is called idle."""
 
 View = dict[str, Any]
+
+
+class Ready(Protocol):
+    """Metrics of any engine."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are welcome."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is about to stop."""
+        ...
 
 
 class Look(NamedTuple):
@@ -116,7 +130,7 @@ def view_of(name: str, metrics: Metrics, looks: Sequence[Look]) -> View:
     }
 
 
-def state_of(metrics: Metrics) -> dict[str, str]:
+def state_of(metrics: Ready) -> dict[str, str]:
     """One word, and whether that is good, a passing state, or bad."""
     if metrics.draining:
         return {"word": "draining", "kind": "wait"}
@@ -175,19 +189,20 @@ def facts_of(metrics: Metrics, rates: Rates | None) -> list[dict[str, str]]:
     target = metrics.latency_target
     half, most = (format_seconds(latency[key]) if latency else "–" for key in ("p50", "p99"))
     return [
-        _fact("throughput", f"{format_number(rates.answered)} /s" if rates else "…", "items answered per second"),
-        _fact("p50 latency", half, f"half are faster, {recent}"),
-        _fact("p99 latency", most, f"target {format_seconds(target)}" if target else "1 in 100 is slower"),
-        _fact("batch size", format_number(rates.batch) if rates and rates.batch else "–",
+        fact("throughput", f"{format_number(rates.answered)} /s" if rates else "…", "items answered per second"),
+        fact("p50 latency", half, f"half are faster, {recent}"),
+        fact("p99 latency", most, f"target {format_seconds(target)}" if target else "1 in 100 is slower"),
+        fact("batch size", format_number(rates.batch) if rates and rates.batch else "–",
               f"mean; at most {format_number(metrics.max_batch_size)}"),
-        _fact("queue", format_number(metrics.waiting),
+        fact("queue", format_number(metrics.waiting),
               f"waiting, of at most {format_number(metrics.max_queue)}; {format_number(metrics.running)} running"),
-        _fact("workers busy", format_percent(rates.busy) if rates else "…",
+        fact("workers busy", format_percent(rates.busy) if rates else "…",
               f"{metrics.workers_alive} of {metrics.workers} alive"),
     ]  # fmt: skip
 
 
-def _fact(label: str, value: str, hint: str) -> dict[str, str]:
+def fact(label: str, value: str, hint: str) -> dict[str, str]:
+    """One figure in large, with what it is of."""
     return {"label": label, "value": value, "hint": hint}
 
 

@@ -1,4 +1,4 @@
-"""`/metrics`: the table of `metrics_table` for every model, in the text form of Prometheus, through its own client."""
+"""`/metrics`: `metrics_table` and `text_metrics_table` in the text form of Prometheus, through its own client."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from microbatch import __version__
-from microbatch.serving.decisions.metrics import Metrics
-from microbatch.web.engine import Engine
-from microbatch.web.engine_metrics import metrics_of
+from microbatch.web.engine_metrics import metrics_of, text_metrics_of
 from microbatch.web.metrics_table import (
     PREFIX,
     RESPONSES,
@@ -34,6 +32,8 @@ from microbatch.web.metrics_table import (
 from microbatch.web.request import Request
 from microbatch.web.response import Response
 from microbatch.web.routes import Route
+from microbatch.web.text_engine import AnyEngine
+from microbatch.web.text_metrics_table import OF_BOTH, TEXT_SERIES
 
 if TYPE_CHECKING:
     from microbatch.web.application import Application
@@ -50,7 +50,7 @@ async def metrics(request: Request) -> Response:
     return Response(200, body, content_type)
 
 
-def exposition(engines: Mapping[str, Engine], accept: str = "", answers: Answers | None = None) -> tuple[bytes, str]:
+def exposition(engines: Mapping[str, AnyEngine], accept: str = "", answers: Answers | None = None) -> tuple[bytes, str]:
     """The page and its content type.
 
     Args:
@@ -70,7 +70,7 @@ class ModelCollector(Collector):
 
     _process = ProcessCollector(registry=None)
 
-    def __init__(self, engines: Mapping[str, Engine], answers: Answers | None = None) -> None:
+    def __init__(self, engines: Mapping[str, AnyEngine], answers: Answers | None = None) -> None:
         """
         Args:
             engines: by the name of the model.
@@ -80,18 +80,22 @@ class ModelCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One family for each series, with the samples of every model, and what is known of this process."""
-        models = metrics_of(self._engines)
+        models, texts = metrics_of(self._engines), text_metrics_of(self._engines)
         for series in SERIES:
-            yield family_of(series, models)
+            yield family_of(series, models | texts if series.name in OF_BOTH else models)
+        if texts:
+            for series in TEXT_SERIES:
+                yield family_of(series, texts)
         if self._answers is not None:
             yield _responses(self._answers)
         yield InfoMetricFamily(f"{PREFIX}build", "The version of microbatch.", value={"version": __version__})
         yield from self._process.collect()
 
 
-def family_of(series: Series, models: Mapping[str, Metrics | None]) -> Metric:
+def family_of(series: Series, models: Mapping[str, Any]) -> Metric:
     """A series with the samples of every model; one that has not started is not ready, and that is all it tells."""
-    family: Metric = _FAMILIES[series.kind](f"{PREFIX}{series.name}", series.help, labels=["model", *series.labels])
+    labels = [series.model_label, *series.labels]
+    family: Metric = _FAMILIES[series.kind](f"{series.prefix}{series.name}", series.help, labels=labels)
     for name, found in models.items():
         if found is not None:
             _add(family, name, series.read(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from microbatch.serving.decisions.metrics import LATENCY_BUCKETS, Metrics
 
@@ -29,29 +29,33 @@ class Series(NamedTuple):
     """One row.
 
     Attributes:
-        name: without `PREFIX`; a counter's without ``_total``.
+        name: without its prefix; a counter's without ``_total``.
         kind: counter, gauge or histogram.
         help: one sentence.
         read: the samples, by the values of `labels`; or a `Histogram`.
-        labels: beside ``model``.
+        labels: beside the one of the model.
+        prefix: of the name.
+        model_label: what the label of the model is called.
     """
 
     name: str
     kind: str
     help: str
-    read: Callable[[Metrics], Samples | Histogram]
+    read: Callable[[Any], Samples | Histogram]
     labels: Labels = ()
+    prefix: str = PREFIX
+    model_label: str = "model"
 
     @property
     def full_name(self) -> str:
         """As Prometheus stores it."""
-        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+        return f"{self.prefix}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
-def _field(name: str) -> Callable[[Metrics], Samples]:
-    """A number of `Metrics`; no sample where it is None."""
+def field_of(name: str) -> Callable[[Any], Samples]:
+    """A number of an engine's metrics; no sample where it is None."""
 
-    def read(metrics: Metrics) -> Samples:
+    def read(metrics: Any) -> Samples:
         value = getattr(metrics, name)
         return [] if value is None else [((), float(value))]
 
@@ -90,36 +94,36 @@ def _sizes(metrics: Metrics) -> Histogram:
 
 
 SERIES = (
-    Series("items_accepted", "counter", "Items let into the queue.", _field("accepted")),
+    Series("items_accepted", "counter", "Items let into the queue.", field_of("accepted")),
     Series("items", "counter", "Items by how they ended; refused ones were never accepted.", _outcomes, ("outcome",)),
     Series("latency_seconds", "histogram", "From acceptance to answer, of items answered with a result.", _latency),
     Series("batches", "counter", "Batches by the reason of their launch.", _reasons, ("reason",)),
     Series("batch_size", "histogram", "Items in a batch.", _sizes),
     Series("busy_seconds", "counter", "Seconds that workers spent on batches, of all workers together.",
-           _field("busy_seconds")),
-    Series("retries", "counter", "Further calls of the model after one that failed.", _field("retries")),
+           field_of("busy_seconds")),
+    Series("retries", "counter", "Further calls of the model after one that failed.", field_of("retries")),
     Series("items_run", "counter", "Items that the model was given, repeats and filling included.",
-           _field("items_run")),
+           field_of("items_run")),
     Series("real_work", "counter", "Work of the items that ran, in items or tokens, without padding.",
-           _field("real_work")),
-    Series("padded_work", "counter", "Work of the items that ran, padding included.", _field("padded_work")),
-    Series("out_of_memory", "counter", "Calls of the model that ran out of memory.", _field("out_of_memory")),
+           field_of("real_work")),
+    Series("padded_work", "counter", "Work of the items that ran, padding included.", field_of("padded_work")),
+    Series("out_of_memory", "counter", "Calls of the model that ran out of memory.", field_of("out_of_memory")),
     Series("worker_restarts", "counter", "Worker processes that died and were started again.",
-           _field("worker_restarts")),
-    Series("items_waiting", "gauge", "Items in the queue.", _field("waiting")),
-    Series("items_running", "gauge", "Items in a batch that runs.", _field("running")),
-    Series("queue_limit", "gauge", "Items that may wait; further ones are refused.", _field("max_queue")),
-    Series("ready", "gauge", "1 when requests are welcome, else 0.", _field("ready")),
+           field_of("worker_restarts")),
+    Series("items_waiting", "gauge", "Items in the queue.", field_of("waiting")),
+    Series("items_running", "gauge", "Items in a batch that runs.", field_of("running")),
+    Series("queue_limit", "gauge", "Items that may wait; further ones are refused.", field_of("max_queue")),
+    Series("ready", "gauge", "1 when requests are welcome, else 0.", field_of("ready")),
     Series("draining", "gauge", "1 when about to stop: what waits is answered, nothing more is let in.",
-           _field("draining")),
-    Series("workers", "gauge", "Workers, dead or alive.", _field("workers")),
-    Series("workers_alive", "gauge", "Workers that could run a batch.", _field("workers_alive")),
-    Series("batch_size_limit", "gauge", "Most items in a batch, as set or found.", _field("max_batch_size")),
+           field_of("draining")),
+    Series("workers", "gauge", "Workers, dead or alive.", field_of("workers")),
+    Series("workers_alive", "gauge", "Workers that could run a batch.", field_of("workers_alive")),
+    Series("batch_size_limit", "gauge", "Most items in a batch, as set or found.", field_of("max_batch_size")),
     Series("batch_size_limit_of_memory", "gauge", "Most items in a batch that memory allows, as far as is known.",
-           _field("size_limit")),
+           field_of("size_limit")),
     Series("arrival_gap_seconds", "gauge", "Mean time between two arrivals; absent when unknown.",
-           _field("arrival_gap")),
-    Series("retry_after_seconds", "gauge", "Until what waits now is answered, as measured.", _field("retry_after")),
+           field_of("arrival_gap")),
+    Series("retry_after_seconds", "gauge", "Until what waits now is answered, as measured.", field_of("retry_after")),
     Series("tenant_items", "counter", "Items of each tenant by how they ended.", _tenants(*OUTCOMES),
            ("tenant", "outcome")),
     Series("tenant_work", "counter", "Work launched for each tenant, in items or tokens.", _tenants("served"),

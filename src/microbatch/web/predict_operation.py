@@ -36,7 +36,7 @@ MANY_HEADER: dict[str, Any] = {
 
 def predict_operation(app: Application) -> dict[str, Any] | None:
     """``POST /predict``, which only says whom it means where there is one engine."""
-    if len(app.engines) > 1:
+    if len(app.engines) > 1 or not app.forms:
         return None
     return _operation("predict", "Run one item, or many", next(iter(app.forms.values())).schema)
 

@@ -10,7 +10,6 @@ import msgspec
 
 from microbatch.errors import InvalidRequest
 from microbatch.web.bodies import read_body
-from microbatch.web.engine import Engine
 from microbatch.web.options import Options, from_headers
 from microbatch.web.tenants import HEADER, tenant_of
 from microbatch.web.watch import Watch
@@ -82,7 +81,7 @@ class Request:
             raise InvalidRequest(f"{shown}.", "Send true or false.")
         return value == b"true"
 
-    def engine(self, name: str | None = None) -> tuple[str, Engine]:
+    def engine(self, name: str | None = None) -> tuple[str, Any]:
         """The engine of a name, or the only one there is, with its name.
 
         Raises:

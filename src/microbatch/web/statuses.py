@@ -51,6 +51,8 @@ class Answer:
         message: what happened.
         remedy: what to do; empty when nothing is known.
         headers: besides the usual ones.
+        param: the member of the body that is at fault, where one is known.
+        code: a word of another API for this error, where it has one of its own.
     """
 
     status: int
@@ -58,13 +60,18 @@ class Answer:
     message: str
     remedy: str = ""
     headers: Headers = ()
+    param: str | None = None
+    code: str | None = None
 
 
 def answer_to(error: BaseException) -> Answer:
     """How an error is answered. What goes wrong in the user's function is told in one line, never as a traceback."""
     status = status_of(error)
     if isinstance(error, MicrobatchError):
-        return Answer(status, type(error).__name__, _clean(error.message), _clean(error.remedy), _headers(error))
+        return Answer(
+            status, type(error).__name__, _clean(error.message), _clean(error.remedy), _headers(error),
+            getattr(error, "param", None), getattr(error, "code", None),
+        )  # fmt: skip
     return Answer(status, type(error).__name__, _one_line(error), IN_LOG)
 
 
