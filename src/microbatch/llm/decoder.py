@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 
-from microbatch.llm.attention import KVCache, Piece, Scores, attend
+from microbatch.llm.attention import Asked, KVCache, Piece, Scores
 from microbatch.llm.packed import Linear
 
 Activation = Callable[[Tensor], Tensor]
@@ -212,6 +212,7 @@ class Step:
     Attributes:
         ids, positions, slots: [tokens].
         wanted: tokens whose logits are asked for.
+        unfilled: blocks that the step begins and does not fill; None where there are none.
         end: all positions lie before it.
         pieces: how they attend, for each window.
     """
@@ -220,6 +221,7 @@ class Step:
     positions: Tensor
     slots: Tensor
     wanted: Tensor
+    unfilled: Tensor | None
     end: int
     pieces: Mapping[int | None, Sequence[Piece]]
 
@@ -297,6 +299,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab_size] in fp32 (fp64 for such a model) of what `hidden_states` returns."""
+        if not len(hidden):
+            return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
         found = self.head(self.norm(hidden))
         found = found.float() if found.dtype.itemsize == 2 else found
         return found if self.softcap is None else torch.tanh(found / self.softcap) * self.softcap
@@ -304,12 +308,16 @@ class Decoder:
     def hidden_states(self, step: Step, cache: KVCache) -> Tensor:
         """[wanted tokens, hidden] after the last layer. Keys and values of all tokens are in the cache after it."""
         x = self.embed(step.ids, step.positions)
+        if step.unfilled is not None:
+            cache.clear(step.unfilled)
         turns = [rope.turns(step.positions, step.end) for rope in self.ropes]
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             attended = self._attend(layer, index, layer.norm(x), turns, step, cache)
             if index == last:  # nothing reads the other tokens after their keys and values are written
                 x, attended = x[step.wanted], attended[step.wanted]
+                if not len(x):
+                    return x
             x = _added(x, layer.output(attended), layer.output_norm)
             x = _added(x, layer.mlp(layer.mlp_norm(x)), layer.mlp_output_norm)
         return x
@@ -326,8 +334,11 @@ class Decoder:
         if layer.rope is not None:
             turn_(qkv[:, : heads + kv_heads], *turns[layer.rope])
         cache.write(index, step.slots, keys, values)
-        found = attend(cache, index, step.pieces[layer.window], queries, keys, values, layer.scores)
-        return found.view(x.shape[0], heads * layer.head_dim)
+        asked = Asked(queries, keys, values, index, layer.scores)
+        output = x.new_empty(x.shape[0], heads, layer.head_dim)
+        for piece in step.pieces[layer.window]:
+            piece.attend(asked, cache, output)
+        return output.view(x.shape[0], heads * layer.head_dim)
 
 
 def _added(x: Tensor, update: Tensor, norm: Norm | None) -> Tensor:

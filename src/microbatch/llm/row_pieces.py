@@ -8,8 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from microbatch.llm.attention import GROUP_BYTES, PADDING, Piece, causal_mask
+from microbatch.llm.attention import Gathered, Piece, Prompt, Singles, Tile, causal_mask
 from microbatch.llm.decoder import Decoder
+
+GROUP_BYTES = 2 << 20
+"""Keys of decode rows that are gathered at a time: they stay in the processor's cache until they are read."""
+PADDING = 0.25
+"""Share of a group's gathered blocks that may be padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,91 +49,115 @@ def pieces_of(
     Args:
         rows: those with one token first, by their length.
     """
+    places = _Places(block_size, window, decoder)
     singles = 0 if invariant else next((i for i, row in enumerate(rows) if len(row.ids) > 1), len(rows))
-    row_bytes = decoder.kv_heads * decoder.head_dim * block_size * decoder.arithmetic.itemsize
-    pieces = [
-        _decode_piece(rows[first:last], first, block_size, window, decoder)
-        for first, last in _groups([_seen(row, block_size, window) for row in rows[:singles]], row_bytes)
-    ]
+    pieces = list(places.singles(rows[:singles]))
     first = singles
     for row in rows[singles:]:
-        if invariant:
-            pieces += _tiles(row, first, block_size, window, decoder)
-        else:
-            pieces.append(_prefill_piece(row, first, block_size, window, decoder))
+        pieces += places.tiles(row, first) if invariant else [places.prompt(row, first)]
         first += len(row.ids)
     return pieces
 
 
-def _seen(row: Row, block_size: int, window: int | None) -> range:
-    """Places in its table of the blocks that a row's new tokens see."""
-    first = 0 if window is None else max(0, row.start + 1 - window)
-    return range(first // block_size, -(-row.end // block_size))
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the rows of a step find the keys that a layer with this window sees."""
 
+    block_size: int
+    window: int | None
+    decoder: Decoder
 
-def _groups(seen: Sequence[range], block_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cuts of decode rows, from and up to, whose gathered keys are few enough and not too much padding."""
-    first, blocks = 0, 0
-    for index, places in enumerate(seen):
-        longest, count = len(places), index - first + 1  # rows come by length
-        padded = longest * count
-        if count > 1 and (padded * block_bytes > GROUP_BYTES or padded - blocks - longest > PADDING * padded):
-            yield first, index
-            first, blocks = index, 0
-        blocks += len(places)
-    if len(seen):
-        yield first, len(seen)
+    def singles(self, rows: Sequence[Row]) -> Iterator[Piece]:
+        """Stretches of rows that are read in place, and groups of those between that are gathered."""
+        runs = [self._run(row) for row in rows]
+        first = 0
+        while first < len(rows):
+            in_place = runs[first] is not None
+            last = next((i for i in range(first, len(rows)) if (runs[i] is not None) != in_place), len(rows))
+            if in_place:
+                yield Singles(first, tuple((run.start, run.stop) for run in runs[first:last] if run is not None))
+            else:
+                yield from self._groups(rows[first:last], first)
+            first = last
 
+    def prompt(self, row: Row, first: int) -> Prompt:
+        """A row with several new tokens."""
+        count = len(row.ids)
+        if row.start == 0 and (self.window is None or count <= self.window):
+            return Prompt(first, first + count, None, None)
+        run = self._run(row)
+        seen = self._seen(row)
+        before = row.end - (run.stop - run.start) if run is not None else seen.start * self.block_size
+        keys = run.stop - run.start if run is not None else len(seen) * self.block_size
+        mask = self._mask(count, row.start - before, keys)
+        where = run if run is not None else self._tensor([row.table[place] for place in seen])
+        return Prompt(first, first + count, where, mask)
 
-def _decode_piece(rows: Sequence[Row], first: int, block_size: int, window: int | None, decoder: Decoder) -> Piece:
-    seen = [_seen(row, block_size, window) for row in rows]
-    longest = max(len(places) for places in seen)
-    blocks: list[int] = []
-    lengths, hidden = [], []
-    for row, places in zip(rows, seen):
-        own = [row.table[place] for place in places]
-        blocks += own + own[-1:] * (longest - len(own))
-        before = places.start * block_size
-        lengths.append(row.end - before)
-        hidden.append(0 if window is None else max(0, row.end - window - before))
-    mask = None
-    if min(lengths) < longest * block_size or any(hidden):
-        slots = torch.arange(longest * block_size, device=decoder.device)[None, None]
-        ends, starts = (torch.tensor(edge, device=decoder.device)[:, None, None] for edge in (lengths, hidden))
-        mask = _minus_infinity((slots >= ends) | (slots < starts), decoder)
-    return Piece(first, first + len(rows), _tensor(blocks, decoder), mask, len(rows))
+    def tiles(self, row: Row, first: int) -> Iterator[Tile]:
+        """The row's tokens cut at its blocks; the keys of a tile follow from its place in the sequence alone."""
+        size = self.block_size
+        for start in range(row.start - row.start % size, row.end, size):
+            own = range(max(start, row.start), min(start + size, row.end))
+            seen = range(self._first(start) // size, start // size + 1)
+            mask = self._mask(size, start - seen.start * size, len(seen) * size)
+            blocks = self._tensor([row.table[place] for place in seen])
+            last = first + len(own)
+            yield Tile(first, last, own.start - start, blocks, mask)
+            first = last
 
+    def _first(self, position: int) -> int:
+        """The first position that a token sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
 
-def _prefill_piece(row: Row, first: int, block_size: int, window: int | None, decoder: Decoder) -> Piece:
-    count = len(row.ids)
-    if row.start == 0 and (window is None or count <= window):
-        return Piece(first, first + count, None, None, 1)
-    seen = _seen(row, block_size, window)
-    before = seen.start * block_size
-    keys = len(seen) * block_size
-    mask = causal_mask(count, row.start - before, window, decoder.arithmetic, decoder.device, keys)
-    blocks = _tensor([row.table[place] for place in seen], decoder)
-    return Piece(first, first + count, blocks, mask[None], 1)
+    def _seen(self, row: Row) -> range:
+        """Places in its table of the blocks that a row's new tokens see."""
+        return range(self._first(row.start) // self.block_size, -(-row.end // self.block_size))
 
+    def _run(self, row: Row) -> slice | None:
+        """Slots of the keys that a row's new tokens see, where they are neighbours."""
+        seen = self._seen(row)
+        blocks = row.table[seen.start : seen.stop]
+        lowest = blocks[0]
+        if any(block != lowest + place for place, block in enumerate(blocks)):
+            return None
+        offset = (lowest - seen.start) * self.block_size
+        return slice(offset + self._first(row.start), offset + row.end)
 
-def _tiles(row: Row, first: int, block_size: int, window: int | None, decoder: Decoder) -> Iterator[Piece]:
-    """The row's tokens cut at its blocks; the keys of a tile follow from its place in the sequence alone."""
-    for start in range(row.start - row.start % block_size, row.end, block_size):
-        own = range(max(start, row.start), min(start + block_size, row.end))
-        seen = range(0 if window is None else max(0, start + 1 - window) // block_size, start // block_size + 1)
-        before = seen.start * block_size
-        keys = len(seen) * block_size
-        mask = causal_mask(block_size, start - before, window, decoder.arithmetic, decoder.device, keys)
-        blocks = _tensor([row.table[place] for place in seen], decoder)
-        last = first + len(own)
-        yield Piece(first, last, blocks, mask[None], 1, (own.start - start, block_size))
-        first = last
+    def _groups(self, rows: Sequence[Row], first: int) -> Iterator[Gathered]:
+        """Groups whose keys are few enough to stay in the processor's cache, and not too much padding."""
+        heads, width, bits = self.decoder.kv_heads, self.decoder.head_dim, self.decoder.arithmetic.itemsize
+        most = GROUP_BYTES // (heads * width * bits * self.block_size)
+        begin, blocks = 0, 0
+        for index, row in enumerate(rows):
+            longest, count = len(self._seen(row)), index - begin + 1  # rows come by length
+            padded = longest * count
+            if count > 1 and (padded > most or padded - blocks - longest > PADDING * padded):
+                yield self._gathered(rows[begin:index], first + begin)
+                begin, blocks = index, 0
+            blocks += longest
+        yield self._gathered(rows[begin:], first + begin)
 
+    def _gathered(self, rows: Sequence[Row], first: int) -> Gathered:
+        seen = [self._seen(row) for row in rows]
+        longest = max(len(places) for places in seen)
+        blocks: list[int] = []
+        for row, places in zip(rows, seen):
+            own = [row.table[place] for place in places]
+            blocks += own + own[-1:] * (longest - len(own))
+        before = [places.start * self.block_size for places in seen]
+        ends = [row.end - skipped for row, skipped in zip(rows, before)]
+        starts = [self._first(row.start) - skipped for row, skipped in zip(rows, before)]
+        mask = None
+        if min(ends) < longest * self.block_size or any(starts):
+            slots = torch.arange(longest * self.block_size, device=self.decoder.device)
+            low, high = (self._tensor(edge)[:, None] for edge in (starts, ends))
+            hidden = (slots < low) | (slots >= high)
+            zeros = torch.zeros(hidden.shape, dtype=self.decoder.arithmetic, device=self.decoder.device)
+            mask = zeros.masked_fill_(hidden, float("-inf"))[None, :, None]
+        return Gathered(first, first + len(rows), self._tensor(blocks), mask)
 
-def _tensor(values: Sequence[int], decoder: Decoder) -> Tensor:
-    return torch.tensor(values, dtype=torch.long, device=decoder.device)
+    def _mask(self, count: int, before: int, keys: int) -> Tensor:
+        return causal_mask(count, before, self.window, self.decoder.arithmetic, self.decoder.device, keys)
 
-
-def _minus_infinity(hidden: Tensor, decoder: Decoder) -> Tensor:
-    zeros = torch.zeros(hidden.shape, dtype=decoder.arithmetic, device=decoder.device)
-    return zeros.masked_fill_(hidden, float("-inf"))
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.decoder.device)

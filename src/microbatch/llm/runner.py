@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -69,38 +70,45 @@ class Runner:
         """Computes the new tokens of every row, writes their keys and values, and returns the logits asked for."""
         order = sorted(range(len(rows)), key=lambda index: (len(rows[index].ids) > 1, rows[index].end))
         placed = [rows[index] for index in order]
-        step, counts = self._step(placed)
-        hidden = self.decoder.hidden_states(step, self.cache)
-        self._clean(placed, hidden, counts)
-        return _by_row(order, rows, self.decoder.logits(hidden).split(counts))
+        firsts = dict(zip(order, accumulate((len(row.ids) for row in placed), initial=0)))
+        wanting = tuple(index for index, row in enumerate(rows) if row.wants_logits)
+        wanted = [firsts[index] + len(rows[index].ids) - 1 for index in wanting]
+        everything = [index for index, row in enumerate(rows) if row.all_logits]
+        for index in everything:
+            wanted += range(firsts[index], firsts[index] + len(rows[index].ids))
+        logits = self.decoder.logits(self.decoder.hidden_states(self._step(placed, wanted), self.cache))
+        last, *every = logits.split([len(wanting), *(len(rows[index].ids) for index in everything)])
+        return StepLogits(last, wanting, dict(zip(everything, every)))
 
-    def _step(self, rows: Sequence[Row]) -> tuple[Step, list[int]]:
-        """The rows side by side, and how many tokens of each want logits."""
-        device, size = self.decoder.device, self.block_size
+    def _step(self, rows: Sequence[Row], wanted: Sequence[int]) -> Step:
+        """The rows side by side."""
+        size = self.block_size
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        wanted: list[int] = []
-        counts: list[int] = []
+        unfilled: list[int] = []
         for row in rows:
             ids += row.ids
             own = range(row.start, row.end)
             positions += own
             slots += [row.table[place // size] * size + place % size for place in own]
-            count = len(row.ids) if row.all_logits else int(row.wants_logits)
-            wanted += range(len(ids) - count, len(ids))
-            counts.append(count)
-        windows = set(self.decoder.window)
-        pieces = {window: pieces_of(rows, size, window, self.decoder, self.invariant) for window in windows}
-        sides = (ids, positions, slots, wanted)
-        tokens, places, where, last = (torch.tensor(side, dtype=torch.long, device=device) for side in sides)
-        return Step(tokens, places, where, last, max(row.end for row in rows), pieces), counts
+            if row.end % size and row.end - row.end % size >= row.start:
+                unfilled.append(row.table[row.end // size])
+        return Step(
+            ids=self._tensor(ids),
+            positions=self._tensor(positions),
+            slots=self._tensor(slots),
+            wanted=self._tensor(wanted),
+            unfilled=self._tensor(unfilled) if unfilled else None,
+            end=max(row.end for row in rows),
+            pieces={
+                window: pieces_of(rows, size, window, self.decoder, self.invariant)
+                for window in set(self.decoder.window)
+            },
+        )
 
-    def _clean(self, rows: Sequence[Row], hidden: Tensor, counts: Sequence[int]) -> None:
-        """Takes what overflowed out of the cache: blocks go to other sequences, whose padding must be finite."""
-        if not bool(torch.isfinite(hidden).all()):
-            broken = [not bool(torch.isfinite(part).all()) for part in hidden.split(list(counts))]
-            self.cache.clean(block for row, bad in zip(rows, broken) if bad for block in row.table)
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.decoder.device)
 
     def warm_up(self) -> None:
         """One small step of each kind, so that the first request does not pay for what is made once."""
@@ -108,14 +116,6 @@ class Runner:
         table = tuple(range(-(-len(zeros) // self.block_size)))
         self.step([Row(zeros, 0, table)])
         self.step([Row(zeros[-1:], len(zeros) - 1, table)])
-
-
-def _by_row(order: Sequence[int], rows: Sequence[Row], found: Sequence[Tensor]) -> StepLogits:
-    of_row = dict(zip(order, found))
-    wanting = tuple(index for index, row in enumerate(rows) if row.wants_logits)
-    every = {index: of_row[index] for index, row in enumerate(rows) if row.all_logits}
-    last = [of_row[index][-1:] for index in wanting]
-    return StepLogits(torch.cat(last) if last else found[0][:0], wanting, every)
 
 
 def blocks_for(
