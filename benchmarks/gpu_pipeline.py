@@ -20,6 +20,8 @@ def pipeline(device: str, *, tiny: bool) -> dict[str, Any]:
     found: dict[str, Any] = launch(_steps, ranks, tiny)[0]
     assert found["exact"], f"gradients differ by {found['largest_difference']}"
     assert 0 < found["makespan"] <= 1.1 * found["step_seconds"], f"{found} does not add up"
+    found["compiled"] = launch(_compiled, ranks, tiny)[0]
+    assert found["compiled"]["exact"], f"gradients of compiled stages differ: {found['compiled']}"
     return found
 
 
@@ -38,3 +40,31 @@ def _steps(tiny: bool) -> dict[str, Any]:
         "makespan": run.timeline.makespan, "step_seconds": run.seconds, "simulated_seconds": run.simulated_seconds,
         "peak_bytes": [one.peak for one in run.memory],
     }  # fmt: skip
+
+
+def _compiled(tiny: bool) -> dict[str, Any]:
+    """Two steps with compiled layers, timed at the second, and their gradients held against one process."""
+    import time
+
+    import torch
+    from torch import nn
+
+    from microbatch.pipeline.execution.pipeline import Pipeline
+    from microbatch.training.pipeline_run import _device
+    from microbatch.training.step import TrainStep
+
+    torch.manual_seed(0)
+    width, items = (32, 16) if tiny else (4096, 1024)
+    layers = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(4)]
+    batch = torch.randn(items, width)
+    pipe = Pipeline(
+        nn.Sequential(*layers), batch, schedule="interleaved", chunks=2, num_micro_batches=4, device=_device()
+    )
+    pipe.compile(backend="aot_eager" if tiny else "inductor")
+    step = TrainStep(pipe, torch.optim.AdamW, lambda output, batch: (output.square().sum(), len(batch)))
+    step(batch)
+    began = time.perf_counter()
+    step(batch)
+    seconds = time.perf_counter() - began
+    report = step.check(batch)
+    return {"exact": report.exact, "largest_difference": report.largest_difference, "step_seconds": seconds}

@@ -1,7 +1,7 @@
 """Automatic stages against equal layer counts, on a model with a heavy head: does the gain that the costs promise come?
 
-    python benchmarks/pipeline_partition.py [--ranks 2] [--micro-batches 16] [--rounds 7] [--rows 64]
-                                            [--out benchmarks/results/pipeline_partition.json]
+    PYTHONPATH=src:. python benchmarks/pipeline_partition.py [--ranks 2] [--micro-batches 16] [--rounds 7]
+        [--rows 64] [--out benchmarks/results/pipeline_partition.json]
 
 Each layer is timed in one process, forward and backward with one thread, while the other ranks do the same. The stages
 cut by these costs and stages of equal layer counts then step in turn under 1F1B; the ratio of their medians is held
@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 import microbatch
+from benchmarks.pipeline_blocks import Block, loss
 from microbatch.measure.load import LoadWatch
 from microbatch.pipeline.costs import Costs
 from microbatch.pipeline.execution.launch import launch
@@ -38,28 +39,10 @@ BAR, WIDTH, LAYERS, HEAD = 0.10, 512, 8, 16384
 TIMES = 9
 
 
-class Block(nn.Module):
-    """A layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """A residual block."""
-        result: Tensor = values + self.down(torch.relu(self.up(values)))
-        return result
-
-
 def heavy_head() -> nn.Module:
     """Layers, and a head of some times their work."""
     torch.manual_seed(0)
     return nn.Sequential(*(Block(WIDTH) for _ in range(LAYERS)), nn.Linear(WIDTH, HEAD))
-
-
-def loss(output: Tensor, _batch: Any) -> tuple[Tensor, int]:
-    """The squares."""
-    return output.square().sum(), len(output)
 
 
 def layer_seconds(rows: int) -> list[tuple[float, float]]:

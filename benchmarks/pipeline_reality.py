@@ -1,7 +1,9 @@
 """Simulated pipeline steps against real ones: costs of one short step predict every schedule's.
 
-    python benchmarks/pipeline_reality.py [--part compute|waiting|all] [--rounds 5] [--rows 64] [--seconds 0.06]
-                                          [--counts 4,8,16] [--out benchmarks/results/pipeline_reality.json]
+    PYTHONPATH=src:. python benchmarks/pipeline_reality.py [--part compute|waiting|all] [--rounds 5] [--rows 64]
+        [--seconds 0.06] [--counts 4,8,16] [--out benchmarks/results/pipeline_reality.json]
+
+A part that is run alone takes its place in what the file has of the other.
 
 compute: two ranks, one thread each. The costs of stages and messages are read off a few steps with 4 micro-batches
 under one schedule (interleaved, every second backward split, so that F, I, W and B are all seen). Later, in new
@@ -31,6 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import microbatch
+from benchmarks.pipeline_blocks import Block, loss
 from microbatch.errors import InvalidSchedule
 from microbatch.measure.load import LoadWatch, read_cpu_times, shares
 from microbatch.pipeline.costs import Costs
@@ -92,19 +95,6 @@ def names(ranks: int, count: int) -> list[str]:
 # --- stages that compute
 
 
-class Block(nn.Module):
-    """As heavy as the others."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """A residual block."""
-        result: Tensor = values + self.down(torch.relu(self.up(values)))
-        return result
-
-
 def computing(width: int = 512, blocks: int = 8) -> nn.Module:
     """Blocks in a row."""
     torch.manual_seed(0)
@@ -164,11 +154,6 @@ def waiting(costs: Costs, stages: int) -> nn.Module:
 
 
 # --- what each rank does
-
-
-def loss(output: Tensor, _batch: Any) -> tuple[Tensor, int]:
-    """The squares."""
-    return output.square().sum(), len(output)
 
 
 def stepping(model: nn.Module, schedule: Schedule, batch: Tensor) -> Callable[[], tuple[float, Timeline]]:
@@ -263,6 +248,17 @@ def wait(rounds: int, seconds: float, counts: Sequence[int]) -> list[Row]:
     return found
 
 
+def write(path: Path, rows: Sequence[Row], more: dict[str, Any], environment: dict[str, Any]) -> None:
+    """The rows of the parts that were run, beside those that the file has of others."""
+    before = json.loads(path.read_text()) if path.exists() else {"rows": [], "environment": {}}
+    parts = {row.part for row in rows}
+    kept = [row for row in before["rows"] if row["part"] not in parts]
+    own = [asdict(row) | {"measured": row.measured, "error": row.error} for row in rows]
+    where = before["environment"] | dict.fromkeys(sorted(parts), environment)
+    document = before | {"rows": [*kept, *own], **more, "environment": where}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def main() -> int:
     """Run, print the table, write it; 1 where a row is off by more than its bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -298,9 +294,7 @@ def main() -> int:
                 f"the worst {format_percent(max(errors))}"
             )
     if wanted.out:
-        document = {"rows": [asdict(row) | {"measured": row.measured, "error": row.error} for row in rows], **more,
-                    "environment": asdict(watch.stop())}  # fmt: skip
-        wanted.out.write_text(json.dumps(document, indent=1) + "\n")
+        write(wanted.out, rows, more, asdict(watch.stop()))
     return 1 if off else 0
 
 

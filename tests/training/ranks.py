@@ -1,17 +1,56 @@
-"""One rank of a process group: runs a whole table of cases and writes what it found as JSON."""
+"""Ranks of a process group, each a process that runs whole tables of cases and writes what it found as JSON."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+
+Found = list[dict[str, Any]]
+"""What each rank found, by table and case."""
+
+
+def run_ranks(world: int, folder: Path, tables: Sequence[str], seconds: float) -> Found:
+    """Start a group, let it run its tables, and read what it found.
+
+    Args:
+        world: number of ranks.
+        folder: for what they write.
+        tables: as ``module:function``, a function that yields cases and what was found.
+        seconds: that they may take.
+    """
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(world):
+        command = [sys.executable, "-m", "tests.training.ranks", str(rank), str(world), str(folder), *tables]
+        with (folder / f"said{rank}").open("w") as log:
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log))
+    try:
+        for process in processes:
+            process.wait(seconds)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    said = [(folder / f"said{rank}").read_text() for rank in range(world)]
+    assert [process.returncode for process in processes] == [0] * world, said
+    found: Found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
+    for one in found:
+        assert "error" not in one, one["error"]
+    return found
 
 
 def main(rank: int, world: int, folder: Path, tables: list[str]) -> None:

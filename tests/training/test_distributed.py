@@ -6,21 +6,17 @@ Each group is started once and runs whole tables (`ranks.py`); the tests read wh
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from microbatch.training.memory.size_search import ITEMS_IN_BATCHES, MOST_PASSES, QUICK
 from microbatch.training.ranks.meeting import MEETING_BYTES
+from tests.training.ranks import Found, run_ranks
 
 pytestmark = pytest.mark.alone
 
-ROOT = Path(__file__).parents[2]
 REPLICATED = ("gradients", "recoveries", "clipped", "unused", "skipped", "errors", "proofs", "wire")
 SHARDED = ("gradients", "recoveries", "clipped", "scaled", "skipped", "errors", "planned", "proofs", "wire")
 TABLES: dict[int, dict[str, tuple[str, ...]]] = {
@@ -36,34 +32,13 @@ ITEMS_OF_A_RANK = 7
 """At most, of the 13 that `sharded_cases.planned` cuts for two ranks."""
 NO_HANG = 15  # the groups' own timeout is 60 s
 
-Found = list[dict[str, Any]]
-
 
 @pytest.fixture(scope="module", params=TABLES)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank of a group found, by table and case."""
     world: int = request.param
-    folder = tmp_path_factory.mktemp(f"ranks{world}")
     tables = [f"tests.training.{kind}_cases:{name}" for kind, names in TABLES[world].items() for name in names]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    processes = []
-    for rank in range(world):
-        command = [sys.executable, "-m", "tests.training.ranks", str(rank), str(world), str(folder), *tables]
-        with (folder / f"said{rank}").open("w") as log:
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log))
-    try:
-        for process in processes:
-            process.wait(SECONDS)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    said = [(folder / f"said{rank}").read_text() for rank in range(world)]
-    assert [process.returncode for process in processes] == [0] * world, said
-    found: Found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
-    for one in found:
-        assert "error" not in one, one["error"]
-    return found
+    return run_ranks(world, tmp_path_factory.mktemp(f"ranks{world}"), tables, SECONDS)
 
 
 def cases(ranks: Found, table: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -49,8 +49,8 @@ def scale(parameters: Iterable[nn.Parameter], factor: float | Tensor) -> None:
     gradients = _gradients(parameters)
     dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
     with torch.no_grad():
-        if dense:
-            torch._foreach_mul_(dense, factor)
+        for same in _by_mesh(dense).values():
+            torch._foreach_mul_(same, factor)
         for gradient in gradients:
             if gradient.layout != torch.strided:
                 gradient.mul_(factor)
@@ -79,14 +79,19 @@ def scale_and_clip(
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """2-norm of all gradients together, over all shards of those that are sharded."""
     gradients = [g.coalesce().values() if g.is_sparse else g for g in _gradients(parameters)]
-    sharded: dict[Any, list[Tensor]] = {}
-    for gradient in gradients:
-        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
-        sharded.setdefault(mesh, []).append(gradient)
+    sharded = _by_mesh(gradients)
     if not sharded.keys() - {None}:
         return get_total_norm(gradients)
     norms = [get_total_norm(some) for some in sharded.values()]
     return get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])
+
+
+def _by_mesh(gradients: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
+    """Sharded ones by what they are sharded over, plain ones under None: no call takes both kinds."""
+    found: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        found.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+    return found
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

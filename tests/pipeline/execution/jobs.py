@@ -62,6 +62,17 @@ class Decoder(nn.Module):
         return {"scores": self.head(self.norm(hidden))}
 
 
+class Mlp(nn.Module):
+    """Two layers beside the stream, whose weights can be shared out over ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.down(functional.gelu(self.up(hidden)))  # type: ignore[no-any-return]
+
+
 class Outside(nn.Module):
     """The stream lives outside of its layers, so that several values cross every cut."""
 
@@ -109,6 +120,11 @@ class First(nn.Module):
 def gated(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(Gated(IN), *(Gated() for _ in range(7)), First()).to(dtype)
+
+
+def mlps(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(IN, WIDTH), *(Mlp() for _ in range(6)), nn.Linear(WIDTH, OUT)).to(dtype)
 
 
 def decoder(dtype: torch.dtype = torch.float64, *, tied: bool = False) -> Decoder:
@@ -187,6 +203,7 @@ SENTENCES = Job(
 TIED = Job(
     decoder, sentences, by_token, of_sentences, SENTENCES.example, {"tied": True}
 )  # fmt: skip
+MLPS = Job(mlps, points, by_item, of_points, lambda batch: batch["x"])
 GATED = Job(gated, points, by_item, of_points, lambda batch: batch["x"])
 OUTSIDE = Job(outside, points, by_item, of_points, lambda batch: batch["x"])
 

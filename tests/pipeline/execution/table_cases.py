@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from microbatch.errors import MicrobatchError
@@ -19,7 +22,7 @@ from microbatch.pipeline.execution.pipeline import Pipeline
 from microbatch.pipeline.schedule import Schedule
 from microbatch.pipeline.schedules import SCHEDULES
 from microbatch.training.step import TrainStep
-from tests.pipeline.execution.jobs import POINTS, SENTENCES, Job, by_token, points, reference, sentences
+from tests.pipeline.execution.jobs import MLPS, POINTS, SENTENCES, Job, Mlp, by_token, points, reference, sentences
 from tests.pipeline.execution.situations import SITUATIONS, Made, gap, gradient_gap, sgd, weight_gap
 
 EXECUTABLE = [name for name in SCHEDULES if name not in ("dualpipe", "chimera", "forward_only")]
@@ -73,6 +76,42 @@ def meshes() -> Iterator[tuple[str, Any]]:
     for schedule in ("one_f_one_b", "zb_h1", "interleaved", "zb_v", "dualpipe_v"):
         for sharded in (False, True):
             yield f"{schedule} {'sharded' if sharded else 'replicas'}", _on_mesh(mesh, schedule, sharded=sharded)
+
+
+def tensor_meshes() -> Iterator[tuple[str, Any]]:
+    """2 × 2: the layers of each stage shared out over two ranks, which work on the same batch."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    for schedule in ("one_f_one_b", "zb_h1", "interleaved", "zb_v", "dualpipe_v"):
+        yield schedule, _on_tensor_mesh(mesh, schedule)
+
+
+def _on_tensor_mesh(mesh: Any, schedule: str) -> dict[str, float]:
+    model, whole = MLPS.model(), points()
+    pipe = Made(schedule, {"mesh": mesh}).pipe(MLPS)
+    for stage in pipe.stages:
+        for unit in stage.part.units:
+            layer = stage.part.model.get_submodule(unit)
+            if isinstance(layer, Mlp):
+                parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    step = TrainStep(pipe, sgd(), MLPS.loss, forward=MLPS.forward, num_micro_batches=4, max_norm=0.05)
+    result = step(whole)
+    expected = reference(model, MLPS, whole, 0.05)
+    return {"weights": weight_gap(pipe, model), "loss": abs(result.loss - expected["loss"])}
+
+
+def compiled() -> Iterator[tuple[str, Any]]:
+    """Layers that are compiled, at batches of some sizes: exact, and compiled a few times only."""
+    for schedule in ("one_f_one_b", "interleaved"):
+        model, pipe = SENTENCES.model(), Made(schedule).pipe(SENTENCES)
+        counters.clear()
+        pipe.compile(backend="aot_eager")
+        step = TrainStep(pipe, sgd(), SENTENCES.loss, forward=SENTENCES.forward, num_micro_batches=4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # dynamo's own, about gradients that it looks at
+            for items in (13, 5):
+                step(sentences(items))
+                reference(model, SENTENCES, sentences(items))
+        yield schedule, {"weights": weight_gap(pipe, model), "graphs": counters["stats"]["unique_graphs"]}
 
 
 def _on_mesh(mesh: Any, schedule: str, *, sharded: bool) -> dict[str, float]:

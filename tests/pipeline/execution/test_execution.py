@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.pipeline.execution.table_cases import KEPT, WEIGHTS
+from tests.training.ranks import Found, run_ranks
 
-ROOT = Path(__file__).parents[3]
 TABLES = {
-    2: ("exactness", "narrow", "own_orders", "refused", "proofs", "chosen", "hugging_face"),
-    4: ("exactness", "meshes"),
+    2: ("exactness", "narrow", "own_orders", "refused", "proofs", "chosen", "compiled", "hugging_face"),
+    4: ("exactness", "meshes", "tensor_meshes"),
 }
 SECONDS = 400
 EXACT = 1e-12
 NARROW = 1e-6
 
-Found = list[dict[str, Any]]
-
 
 @pytest.fixture(scope="module", params=TABLES)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank of a group found, by table and case."""
-    return run_ranks(request.param, tmp_path_factory.mktemp(f"pipeline{request.param}"))
-
-
-def run_ranks(world: int, folder: Path) -> Found:
+    world: int = request.param
     tables = [f"tests.pipeline.execution.table_cases:{name}" for name in TABLES[world]]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    processes = []
-    for rank in range(world):
-        command = [sys.executable, "-m", "tests.training.ranks", str(rank), str(world), str(folder), *tables]
-        with (folder / f"said{rank}").open("w") as log:
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log))
-    try:
-        for process in processes:
-            process.wait(SECONDS)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    said = [(folder / f"said{rank}").read_text() for rank in range(world)]
-    assert [process.returncode for process in processes] == [0] * world, said
-    found: Found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
-    for one in found:
-        assert "error" not in one, one["error"]
-    return found
+    return run_ranks(world, tmp_path_factory.mktemp(f"pipeline{world}"), tables, SECONDS)
 
 
 def table(ranks: Found, name: str) -> dict[str, Any]:
@@ -73,9 +45,16 @@ def test_gradients_in_float32(ranks: Found, name: str) -> None:
     assert off == {}
 
 
-def test_replicas_and_shards_of_a_pipeline(ranks: Found) -> None:
-    off = {case: value for case, value in table(ranks, "meshes").items() if not max(value.values()) <= EXACT}
+@pytest.mark.parametrize("name", ["meshes", "tensor_meshes"])
+def test_replicas_shards_and_shared_layers_of_a_pipeline(ranks: Found, name: str) -> None:
+    off = {case: value for case, value in table(ranks, name).items() if not max(value.values()) <= EXACT}
     assert off == {}
+
+
+def test_compiled_layers(ranks: Found) -> None:
+    found = table(ranks, "compiled")
+    assert {case: one["weights"] for case, one in found.items() if not one["weights"] <= EXACT} == {}
+    assert not found or 0 < sum(one["graphs"] for one in found.values()) <= 8
 
 
 REFUSED = {

@@ -104,6 +104,16 @@ class Part(nn.Module):
             if name in self.units:
                 self.model.get_submodule(name).register_forward_hook(partial(self._keep, name))
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each layer, in place. What this module does around them differs from micro-batch to micro-batch, and
+        would be compiled again and again."""
+        for unit in self.units:
+            module = self.model.get_submodule(unit)
+            for number, hook in module._forward_hooks.items():
+                if isinstance(hook, partial) and hook.func == self._keep:
+                    module._forward_hooks[number] = torch.compiler.disable(hook)
+            module.compile(*args, **kwargs)
+
     def begin(self, plan: Plan) -> None:
         """The next forward is that of a micro-batch with these shapes."""
         received = sum(len(plan.returned[unit].metas) for unit in self._receives)

@@ -362,6 +362,12 @@ class Pipeline(nn.Module):
             raise InvalidModel(f"The state has no {missing[0]}.", "Load the state of the same model.")
         return missing, []
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each layer of this rank's stages, in place, as `torch.nn.Module.compile` does; for schedules with
+        full backwards only."""
+        for part in self.parts:
+            part.compile(*args, **kwargs)
+
     def train(self, mode: bool = True) -> Pipeline:
         """As of any module; also of what stages were wrapped in."""
         super().train(mode)
