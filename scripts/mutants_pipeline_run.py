@@ -54,6 +54,30 @@ PIPELINE_RUN: tuple[Mutant, ...] = (
         ("{f' ({name})' if name else ''}", "", "a signal is named"),
     ),
     *_rows(
+        "pipeline/num_micro_batches.py",
+        "pipeline/test_num_micro_batches.py",
+        ("found.append(-(-found[-1] // 2))", "found.append(found[-1] // 2 or 1)", "pieces do not grow beyond twice"),
+        ("not tried[-1].fits or ", "", "nothing larger is tried than what does not fit"),
+        ("peak / limit, peak, limit)", "peak, peak, limit)", "each rank has its own limit"),
+        ("min(fitting, key=lambda one: one.seconds)", "min(tried, key=lambda one: one.seconds)", "what is taken fits"),
+    ),
+    *_rows(
+        "training/checkpoints/stages.py",
+        "pipeline/execution/test_resume.py",
+        ("for one in reversed(optimizers) for", "for one in optimizers[:1] for", "the state of every rank is saved"),
+        ("if name in mine}", "}", "a rank reads the state of its own weights"),
+        ("if other or len(groups)", "if len(groups)", "another model is refused"),
+    ),
+    *_rows(
+        "training/checkpoints/state.py",
+        "pipeline/execution/test_resume.py",
+        (
+            "return model.first_name(name) if is_pipeline(model) else name",
+            "return name",
+            "a weight of several stages is saved under one name",
+        ),
+    ),
+    *_rows(
         "reporting/timeline_trace.py",
         "reporting/test_timeline.py",
         ("number * timeline.schedule.ranks", "0", "a second timeline has processes of its own"),

@@ -105,6 +105,17 @@ class Gated(nn.Module):
         return made.unflatten(1, (4, -1)).transpose(1, 2), self.gate.exp()
 
 
+class Turned(nn.Module):
+    """Returns a view and nothing else."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x.flatten(1))).unflatten(1, (4, -1)).transpose(1, 2)
+
+
 class First(nn.Module):
     """The end of a row of `Gated`."""
 
@@ -125,6 +136,11 @@ def gated(dtype: torch.dtype = torch.float64) -> nn.Sequential:
 def mlps(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(IN, WIDTH), *(Mlp() for _ in range(6)), nn.Linear(WIDTH, OUT)).to(dtype)
+
+
+def turned(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Turned(IN), *(Turned() for _ in range(7)), nn.Flatten(), nn.Linear(WIDTH, OUT)).to(dtype)
 
 
 def decoder(dtype: torch.dtype = torch.float64, *, tied: bool = False) -> Decoder:
@@ -205,6 +221,7 @@ TIED = Job(
 )  # fmt: skip
 MLPS = Job(mlps, points, by_item, of_points, lambda batch: batch["x"])
 GATED = Job(gated, points, by_item, of_points, lambda batch: batch["x"])
+TURNED = Job(turned, points, by_item, of_points, lambda batch: batch["x"])
 OUTSIDE = Job(outside, points, by_item, of_points, lambda batch: batch["x"])
 
 

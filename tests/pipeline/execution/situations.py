@@ -29,6 +29,7 @@ from tests.pipeline.execution.jobs import (
     SENTENCES,
     TERMS,
     TIED,
+    TURNED,
     Job,
     chain,
     points,
@@ -243,6 +244,11 @@ def two_results(made: Made) -> Difference:
     return stepped(made, GATED, number=4)
 
 
+def views(made: Made) -> Difference:
+    """Layers return views, whose backward can be split."""
+    return stepped(made, TURNED, number=4)
+
+
 def dropout(made: Made) -> Difference:
     """The same masks as one process that seeds each stage and micro-batch alike; in checkpointed layers too."""
     model, batch = chain(made.dtype, 0.3), cast(points(), made.dtype)
@@ -329,6 +335,6 @@ SITUATIONS: dict[str, Callable[[Made], Difference]] = {
     for one in (
         even, uneven, fewer, single, unequal_tokens, pre_split, changing, dict_target, tied, frozen_first, frozen_last,
         frozen_later, several_cross, two_results, dropout, checkpointed, accumulated,
-        evaluated, clipped, scaled, one_rank_has_it,
+        evaluated, clipped, scaled, one_rank_has_it, views,
     )
 }  # fmt: skip
