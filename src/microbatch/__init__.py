@@ -47,6 +47,8 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from microbatch.hardware.device_spec import DeviceSpec
+    from microbatch.llm.engine import LLMEngine
+    from microbatch.llm.sampling_params import SamplingParams
     from microbatch.pipeline.execution.pipeline import Pipeline
     from microbatch.pipeline.schedule import Schedule
     from microbatch.pipeline.simulate import simulate
@@ -94,6 +96,7 @@ __all__ = [
     "InvalidSchedule",
     "InvalidSettings",
     "JointTerm",
+    "LLMEngine",
     "MapReport",
     "MicrobatchError",
     "ModelFailed",
@@ -106,6 +109,7 @@ __all__ = [
     "RankFailed",
     "RankOutOfMemory",
     "RequestTooLarge",
+    "SamplingParams",
     "Schedule",
     "StepResult",
     "Timeline",
@@ -154,6 +158,7 @@ _HOMES = {
     "InvalidSchedule": "microbatch.errors",
     "InvalidSettings": "microbatch.errors",
     "JointTerm": "microbatch.training.joint.terms",
+    "LLMEngine": "microbatch.llm.engine",
     "MapReport": "microbatch.serving.offline.map_report",
     "MicrobatchError": "microbatch.errors",
     "ModelFailed": "microbatch.errors",
@@ -166,6 +171,7 @@ _HOMES = {
     "RankFailed": "microbatch.errors",
     "RankOutOfMemory": "microbatch.errors",
     "RequestTooLarge": "microbatch.errors",
+    "SamplingParams": "microbatch.llm.sampling_params",
     "Schedule": "microbatch.pipeline.schedule",
     "StepResult": "microbatch.training.result",
     "Timeline": "microbatch.pipeline.timeline",
