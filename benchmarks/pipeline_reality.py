@@ -43,6 +43,7 @@ from microbatch.pipeline.execution.measuring import timeline_of
 from microbatch.pipeline.execution.pipeline import Pipeline
 from microbatch.pipeline.measured import measured_costs
 from microbatch.pipeline.mixed import mixed
+from microbatch.pipeline.partition import even_bounds
 from microbatch.pipeline.regroup import regroup
 from microbatch.pipeline.schedule import Schedule
 from microbatch.pipeline.schedules import SCHEDULES
@@ -158,7 +159,9 @@ def waiting(costs: Costs, stages: int) -> nn.Module:
 
 def stepping(model: nn.Module, schedule: Schedule, batch: Tensor) -> Callable[[], tuple[float, Timeline]]:
     """One step at a time: its seconds on the slowest rank, and its timeline."""
-    pipe = Pipeline(model, batch, schedule=schedule, num_micro_batches=schedule.num_micro_batches)
+    layers = sum(1 for _ in model.children())
+    stages = [str(first) for first, _ in even_bounds(layers, schedule.stages)[1:]]  # the same cut for every schedule
+    pipe = Pipeline(model, batch, stages=stages, schedule=schedule, num_micro_batches=schedule.num_micro_batches)
     step = microbatch.TrainStep(pipe, torch.optim.SGD(pipe.parameters(), lr=1e-3), loss)
 
     def run() -> tuple[float, Timeline]:

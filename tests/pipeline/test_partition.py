@@ -37,8 +37,9 @@ def rank_bytes(layers: list[LayerCost], pieces: list[tuple[int, int]], held: flo
 
 def best_by_trying(
     layers: list[LayerCost], placement: tuple[int, ...], held: list[float], limit: float
-) -> float | None:
-    ranks, best = 1 + max(placement), None
+) -> tuple[float, float] | None:
+    """Of the slowest rank, and of the slowest stage of those cuts."""
+    ranks, found = 1 + max(placement), []
     for cuts in combinations(range(1, len(layers)), len(placement) - 1):
         edges = [0, *cuts, len(layers)]
         pieces = list(pairwise(edges))
@@ -46,8 +47,11 @@ def best_by_trying(
         if any(rank_bytes(layers, mine, held[rank]) > limit for rank, mine in enumerate(per_rank)):
             continue
         slowest = max(sum(layer.seconds for a, b in mine for layer in layers[a:b]) for mine in per_rank)
-        best = slowest if best is None else min(best, slowest)
-    return best
+        found.append((slowest, max(sum(layer.seconds for layer in layers[a:b]) for a, b in pieces)))
+    if not found:
+        return None
+    best = min(found)[0]
+    return best, min(stage for rank, stage in found if rank <= best * (1 + 1e-9))
 
 
 @given(
@@ -65,7 +69,8 @@ def test_no_other_cut_is_better(count: int, ranks: int, v: bool, tight: bool, se
             partition(layers, placement, in_flight=held, memory_limit_bytes=limit)
         return
     found = partition(layers, placement, in_flight=held, memory_limit_bytes=limit)
-    assert found.bottleneck == pytest.approx(best)
+    assert found.bottleneck == pytest.approx(best[0])
+    assert max(found.seconds_per_stage) == pytest.approx(best[1])
     assert [name for stage in found.stages for name in stage] == [layer.name for layer in layers]
     assert all(found.stages)
     assert max(found.bytes_per_rank) <= limit
@@ -80,6 +85,12 @@ def test_a_loop_has_the_fastest_slowest_stage(count: int, seed: int) -> None:
         for cuts in combinations(range(1, count), 3)
     )
     assert max(found.seconds_per_stage) == pytest.approx(slowest)
+
+
+@pytest.mark.parametrize("placement", [zigzag(2), zigzag(4), loop(2, 2)])
+def test_layers_that_cost_the_same_make_stages_that_cost_the_same(placement: tuple[int, ...]) -> None:
+    layers = [LayerCost(name=f"layers.{i}", seconds=1.0) for i in range(2 * len(placement))]
+    assert partition(layers, placement).seconds_per_stage == (2.0,) * len(placement)
 
 
 def test_a_heavy_head_gets_a_stage_with_fewer_layers() -> None:

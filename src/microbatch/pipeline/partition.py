@@ -225,7 +225,29 @@ def _cut_v(layers: Sequence[LayerCost], ranks: int, held: Sequence[float], limit
             best, high = found, slowest
         else:
             low = middle
+    return _levelled(layers, sums, ranks, held, limit, best)
+
+
+def _levelled(
+    layers: Sequence[LayerCost], sums: Floats, ranks: int, held: Sequence[float], limit: float, best: Bounds
+) -> Bounds:
+    """Of all cuts whose slowest rank is as fast, the one whose slowest stage is fastest: micro-batches then follow each
+    other without waiting for a long stage."""
+    most = _slowest_of_v(sums, best, ranks)
+    low, high = float(sums[-1]) / (2 * ranks), _slowest_stage(sums, best)
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        found = _v_within(layers, sums, ranks, held, limit, most, middle)
+        slowest = np.inf if found is None else _slowest_stage(sums, found)
+        if found is not None and slowest < high:
+            best, high = found, slowest
+        else:
+            low = middle
     return best
+
+
+def _slowest_stage(sums: Floats, bounds: Bounds) -> float:
+    return max(float(sums[last] - sums[first]) for first, last in bounds)
 
 
 def _slowest_of_v(sums: Floats, bounds: Bounds, ranks: int) -> float:
@@ -234,14 +256,20 @@ def _slowest_of_v(sums: Floats, bounds: Bounds, ranks: int) -> float:
 
 
 def _v_within(
-    layers: Sequence[LayerCost], sums: Floats, ranks: int, held: Sequence[float], limit: float, most: float
+    layers: Sequence[LayerCost],
+    sums: Floats,
+    ranks: int,
+    held: Sequence[float],
+    limit: float,
+    most: float,
+    longest: float = np.inf,
 ) -> Bounds | None:
-    """A cut in which no rank takes longer than ``most``, or None.
+    """A cut in which no rank takes longer than ``most``, and no stage longer than ``longest``, or None.
 
     From the outside in: with the first i layers given to ranks 0..r, give as many of the last layers as possible to
     the same ranks, since more at the outside never makes the inside harder.
     """
-    count, slack = len(layers), most * (1 + 1e-12)
+    count, slack, cap = len(layers), most * (1 + 1e-12), longest * (1 + 1e-12)
     reach: dict[int, tuple[int, Bounds]] = {0: (0, ())}
     for rank in range(ranks - 1):
         left = 2 * (ranks - 1 - rank)
@@ -249,10 +277,10 @@ def _v_within(
         for taken, (behind, pieces) in reach.items():
             for first in range(taken + 1, count - behind - left):
                 spent = sums[first] - sums[taken]
-                if spent > slack:
+                if spent > min(slack, cap):
                     break
-                tail = _longest_tail(layers, sums, (taken, first), count - behind, slack - spent, first + left,
-                                     held[rank], limit)  # fmt: skip
+                tail = _longest_tail(layers, sums, (taken, first), count - behind, min(slack - spent, cap),
+                                     first + left, held[rank], limit)  # fmt: skip
                 if tail and tail + behind > following.get(first, (0, ()))[0]:
                     both = ((taken, first), (count - behind - tail, count - behind))
                     following[first] = (behind + tail, (*pieces, *both))
@@ -261,6 +289,8 @@ def _v_within(
         inner = (taken, count - behind)
         if sums[inner[1]] - sums[inner[0]] <= slack and _bytes(layers, (inner,), held[-1]) <= limit:
             middle = _halve(sums, inner)
+            if max(sums[middle] - sums[inner[0]], sums[inner[1]] - sums[middle]) > cap:
+                continue
             return (*pieces[0::2], (taken, middle), (middle, inner[1]), *pieces[1::2][::-1])
     return None
 

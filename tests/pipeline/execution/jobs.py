@@ -113,7 +113,8 @@ class Turned(nn.Module):
         self.layer = nn.Linear(width, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.layer(x.flatten(1))).unflatten(1, (4, -1)).transpose(1, 2)
+        made: Tensor = torch.tanh(self.layer(x.flatten(1))).unflatten(1, (4, -1)).transpose(1, 2)
+        return made
 
 
 class First(nn.Module):
