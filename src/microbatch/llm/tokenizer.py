@@ -14,7 +14,6 @@ from typing import Any
 
 from microbatch.errors import InvalidModel, InvalidRequest
 from microbatch.llm.chat import ChatTemplate, find_template
-from microbatch.models.folder import INSTALL
 from microbatch.models.json_file import json_of
 
 _ONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -193,7 +192,9 @@ def _read(folder: Path) -> Any:
     try:
         from tokenizers import Tokenizer as Reader
     except ImportError as error:
-        raise InvalidModel(f"{folder} needs the package tokenizers, which is not installed.", INSTALL) from error
+        raise InvalidModel(
+            f"{folder} needs the package tokenizers, which is not installed.", "pip install 'microbatch[llm]'"
+        ) from error
     if not file.is_file():
         raise InvalidModel(
             f"{folder} has no tokenizer.json.",
