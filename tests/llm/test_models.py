@@ -9,6 +9,7 @@ import torch
 
 from microbatch.errors import InvalidModel
 from microbatch.llm.models import KNOWN, decoder_of
+from microbatch.llm.placement import Placement
 from microbatch.llm.runner import Row, Runner
 from tests.llm.tiny_models import CLASSES, MODELS, build, reference, tiny
 
@@ -60,12 +61,27 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
     assert difference < TOLERANCE[dtype], difference
 
 
+class Scattered(Placement):
+    """Every block where its name says: in no order."""
+
+    def begin(self, block: int, before: int | None, busy: set[int]) -> None:
+        self._put(block, block)
+
+
+def scattered(runner: Runner) -> Runner:
+    """The runner, whose sequences must be gathered."""
+    runner._placement = Scattered(runner.num_blocks)
+    return runner
+
+
 @pytest.mark.parametrize("size", [4, 16])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers_in_any_pieces(name: str, size: int) -> None:
     model = tiny(name)
     texts = texts_of(random.Random(name))
     runner = Runner(decoder_of(model), 40, size)
+    if size == 4:
+        scattered(runner)
     for found, text in zip(in_pieces(runner, texts, seed=size), texts):
         assert_close(found, reference(model, text), torch.float32)
 
@@ -179,7 +195,7 @@ def test_a_prompt_may_be_computed_without_any_logits() -> None:
 def test_neighbouring_blocks_are_read_in_place(name: str) -> None:
     """Tables in order, beside tables in none, some with the same blocks in front."""
     model = tiny(name)
-    runner = Runner(decoder_of(model), 60, 4)
+    runner = scattered(Runner(decoder_of(model), 60, 4))  # places are the names that the tables have
     texts = [[i * 7 % VOCABULARY for i in range(n, n + 30)] for n in range(4)]
     tables = [list(range(8)), list(range(19, 11, -1)), list(range(20, 28)), [30, 31, 32, 40, 41, 42, 43, 44]]
     runner.step([Row(text[:9], 0, table, wants_logits=False) for text, table in zip(texts, tables)])
@@ -207,7 +223,7 @@ def test_copies_of_blocks_are_read_before_any_is_written() -> None:
 def test_what_a_block_held_before_reaches_nobody() -> None:
     """Not even where it was no number: masked slots count zero times."""
     model = tiny("llama")
-    runner = Runner(decoder_of(model), 20, 4)
+    runner = scattered(Runner(decoder_of(model), 20, 4))
     for pool in (*runner.cache.keys, *runner.cache.values):
         pool.fill_(float("nan"))
     texts, tables = [[1, 2, 3, 4, 5], [7, 8]], [[9, 3], [5]]
@@ -232,3 +248,36 @@ def test_invariant_rows_have_the_same_bits_whatever_their_mates(name: str) -> No
             assert torch.equal(found, expected)
     for found, text in zip(alone, texts):
         assert_close(found, reference(tiny(name), text), torch.float32)
+
+
+def test_blocks_change_places_and_keep_what_they_hold() -> None:
+    """A cache that is nearly full, used again and again: moves happen, and prefixes that wait are still right."""
+    model = tiny("qwen2")
+    runner = Runner(decoder_of(model), 12, 4)
+    moves: list[tuple[int, int] | None] = []
+
+    class Watched(Placement):
+        def begin(self, block: int, before: int | None, busy: set[int]) -> tuple[int, int] | None:
+            moves.append(super().begin(block, before, busy))
+            return moves[-1]
+
+    runner._placement = Watched(runner.num_blocks)
+    numbers = random.Random(5)
+    prefix = list(range(8))
+    runner.step([Row(prefix, 0, (2, 7), wants_logits=False)])
+    for _ in range(12):
+        free = [block for block in range(12) if block not in (2, 7)]
+        numbers.shuffle(free)
+        texts = [[numbers.randrange(VOCABULARY) for _ in range(length)] for length in (17, 9)]
+        tables = [free[:5], free[5:8]]
+        for end in range(1, 18):
+            rows = [
+                Row(text[end - 1 : end], end - 1, table[: -(-end // 4)])
+                for text, table in zip(texts, tables)
+                if end <= len(text)
+            ]
+            last = runner.step(rows).last
+        assert_close(last[0], reference(model, texts[0])[-1], torch.float32)
+        found = runner.step([Row([9], 8, (2, 7, free[8]))]).last[0]
+        assert_close(found, reference(model, [*prefix, 9])[-1], torch.float32)
+    assert any(moves)

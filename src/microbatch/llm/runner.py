@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from microbatch.errors import InvalidSettings
 from microbatch.llm.attention import KVCache
 from microbatch.llm.decoder import Decoder, Step
+from microbatch.llm.placement import Placement
 from microbatch.llm.row_pieces import Row as Row
 from microbatch.llm.row_pieces import pieces_of
 from microbatch.measure.memory import MARGIN, measure_peak_bytes, memory_budget
@@ -52,6 +53,7 @@ class Runner:
         self.invariant = invariant
         shapes = [(layer.kv_heads, layer.head_dim) for layer in decoder.layers]
         self.cache = KVCache(shapes, num_blocks, block_size, decoder.arithmetic, decoder.device)
+        self._placement = Placement(num_blocks)
         if invariant:
             for linear, features in decoder.linears():
                 linear.use_tiles(decoder.arithmetic, features, decoder.device)
@@ -62,14 +64,17 @@ class Runner:
         return self.decoder.kv_bytes_per_token * self.block_size
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Block copies (from, to)."""
-        self.cache.copy(pairs)
+        """Block copies (from, to), all read before any is written."""
+        for _, target in pairs:
+            self._placement.begin(target, None, set())
+        places = self._placement.places
+        self.cache.copy([(places([source], 1)[0], places([target], 1)[0]) for source, target in pairs])
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> StepLogits:
         """Computes the new tokens of every row, writes their keys and values, and returns the logits asked for."""
         order = sorted(range(len(rows)), key=lambda index: (len(rows[index].ids) > 1, rows[index].end))
-        placed = [rows[index] for index in order]
+        placed = self._placed([rows[index] for index in order])
         firsts = dict(zip(order, accumulate((len(row.ids) for row in placed), initial=0)))
         wanting = tuple(index for index, row in enumerate(rows) if row.wants_logits)
         wanted = [firsts[index] + len(rows[index].ids) - 1 for index in wanting]
@@ -79,6 +84,20 @@ class Runner:
         logits = self.decoder.logits(self.decoder.hidden_states(self._step(placed, wanted), self.cache))
         last, *every = logits.split([len(wanting), *(len(rows[index].ids) for index in everything)])
         return StepLogits(last, wanting, dict(zip(everything, every)))
+
+    def _placed(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with tables of places, after blocks that begin were put behind those before them."""
+        size = self.block_size
+        busy: set[int] = set()
+        for row in rows:
+            begun = range(-(-row.start // size), -(-row.end // size))
+            if begun and not busy:
+                busy = {block for other in rows for block in other.table}
+            for index in begun:
+                move = self._placement.begin(row.table[index], row.table[index - 1] if index else None, busy)
+                if move is not None:
+                    self.cache.copy([move])
+        return [replace(row, table=self._placement.places(row.table, -(-row.end // size))) for row in rows]
 
     def _step(self, rows: Sequence[Row], wanted: Sequence[int]) -> Step:
         """The rows side by side."""
