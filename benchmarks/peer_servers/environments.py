@@ -23,22 +23,28 @@ REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
 SHARED = ("torch", "transformers", "numpy", "safetensors")
 
 
-def environment(name: str) -> Path:
+def environment(name: str, requirements: Path = REQUIREMENTS, *, complete: bool = False) -> Path:
     """The interpreter of a peer's environment, which is made where it is missing (some minutes, and a network).
+
+    Args:
+        name: of the peer.
+        requirements: the folder with its pinned versions.
+        complete: whether those are all that is installed: what they ask for besides is shared, or not needed.
 
     Raises:
         subprocess.CalledProcessError: pip could not install the pinned versions.
     """
     folder = ENVIRONMENTS / name
     python, done = folder / "bin" / "python", folder / "installed.txt"
-    wanted = (REQUIREMENTS / f"{name}.txt").read_text(encoding="utf-8")
+    pinned = requirements / f"{name}.txt"
+    wanted = pinned.read_text(encoding="utf-8")
     if python.exists() and done.exists() and done.read_text(encoding="utf-8") == wanted:
         return python
     venv.create(folder, with_pip=True, symlinks=True)
     site = next(folder.glob("lib/python3*/site-packages"))
     (site / "shared.pth").write_text(os.path.relpath(shared(), site) + "\n", encoding="utf-8")
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, "-r", REQUIREMENTS / f"{name}.txt"], check=True)
+    subprocess.run([*pip, *(["--no-deps"] if complete else []), "-r", pinned], check=True)
     done.write_text(wanted, encoding="utf-8")
     return python
 

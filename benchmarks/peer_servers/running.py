@@ -54,7 +54,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """Of all its processes so far."""
-        return sum(_cpu_seconds(pid) for pid in processes(self.mark))
+        return sum(cpu_seconds(pid) for pid in processes(self.mark))
 
     def idle_share(self, seconds: float) -> float:
         """Share of a core that it uses while nobody asks."""
@@ -135,7 +135,8 @@ def _paths(command: list[str]) -> str:
     return f"{ROOT / 'src'}{os.pathsep}{ROOT}" if "microbatch" in command else str(ROOT)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """Of a process so far; 0 where it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
