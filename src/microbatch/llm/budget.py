@@ -31,6 +31,8 @@ RECENT = 12
 SPREAD = 128
 """Steps from which it is known how much they wander."""
 MOST_MARGIN = 1.5
+GUARD = 1.02
+"""What the fit itself is off by."""
 SLOW = 1.5
 """A step so many times slower than expected is slow, whatever the target."""
 GROWTH_SHARE = 0.85
@@ -249,7 +251,7 @@ class BudgetFollower:
         if len(self._spread) < ENOUGH:
             return 1.1
         ordered = sorted(self._spread)
-        return min(MOST_MARGIN, max(1.02, ordered[-1 - len(ordered) // 100]))
+        return min(MOST_MARGIN, max(1.0, ordered[-1 - len(ordered) // 100]) * GUARD)
 
     def _words(self, aim: float | None) -> str:
         if aim is None or self._target is None:

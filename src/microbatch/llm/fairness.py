@@ -1,15 +1,14 @@
 """Tokens that each tenant has been served, for tenants to share alike. No torch, no clock.
 
 Who was served least begins next (virtual token counters: Y. Sheng et al., "Fairness in Serving Large Language Models",
-OSDI 2024). A tenant that comes back begins beside the least served of those present, if it had less: nothing is saved up by
-staying away.
+OSDI 2024). A tenant that comes back with less than anybody present begins beside the least served of
+them: nothing is saved up by staying away, and nothing owed is forgotten by going for a moment.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-
 
 FEW = 16
 """Tenants that are remembered beside those present."""

@@ -4,8 +4,8 @@
    cheapest to compute again gives its blocks back; the first in order of service never does, and so always proceeds.
 2. Prompts share what the budget leaves: the first in order a part, the others the shortest first. So a short prompt
    does not wait for a long one, and a long one does not starve.
-3. Who waits begins when all its tokens fit beside what the others still need. One that does not fit is passed by a
-   bounded number of times; then nobody else begins before it.
+3. Who waits begins when all its tokens fit beside what the others still need. One that does not fit, or is longer, is
+   passed by a bounded number of times; then nobody else begins before it.
 
 Why each sequence ends: the first of those that run proceeds in every step, hence they end, one by one; a sequence that
 gave its blocks back begins again only where there is twice as much room to spare as the time before, in the end only
@@ -30,7 +30,7 @@ PARTS = 4
 PIECES = 8
 """At most about so many prompts share a step: pieces that are too small cost more than they bring."""
 MOST_SKIPS = 16
-"""So often others may begin before one that does not fit; then they wait too."""
+"""So often others may begin before one that does not fit, or is longer; then it goes first."""
 REFINED = 3
 """A step's time is brought within the budget in at most so many rounds."""
 
@@ -47,7 +47,7 @@ class SequenceView:
         arrived: seconds; a sequence that gave its blocks back keeps its place.
         priority: larger goes first, see `HEAD_START`.
         tenant: whose it is; tenants that wait share alike.
-        skipped: how often others began before it because it did not fit.
+        skipped: how often others began before it because it did not fit, or was longer.
         preempted: how often it gave its blocks back.
         blocks: that it holds; 0 means those of its computed tokens.
         copies: blocks to be copied before it writes, see `BlockPool.copies`.
@@ -112,7 +112,7 @@ class Step:
     Attributes:
         shares: generation first.
         preempted: give their blocks back before; their tokens are computed again later.
-        skipped: others began before these, which did not fit.
+        skipped: others began before these, which did not fit or were longer.
         reason: why it is this step, in words.
     """
 
@@ -224,24 +224,22 @@ def _frees(sequence: SequenceView, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """Who may begin, and who would be passed by.
+    """Who may begin.
 
     Attributes:
-        newcomers: those that fit, in the order in which they were looked at.
-        behind: for each of them, how many of `blocked` came before it.
-        blocked: those that do not fit.
+        newcomers: those that fit.
+        looked_at: all that were looked at, in turn.
         closed: why nobody else may begin; empty where anyone could.
     """
 
     newcomers: tuple[SequenceView, ...] = ()
-    behind: tuple[int, ...] = ()
-    blocked: tuple[Hashable, ...] = ()
+    looked_at: tuple[Hashable, ...] = ()
     closed: str = ""
 
     def passed(self, begun: set[Hashable]) -> tuple[Hashable, ...]:
         """Those before which somebody else has begun."""
-        behind = [count for each, count in zip(self.newcomers, self.behind) if each.key in begun]
-        return self.blocked[: max(behind, default=0)]
+        last = max([place for place, key in enumerate(self.looked_at) if key in begun], default=0)
+        return tuple([key for key in self.looked_at[:last] if key not in begun])
 
 
 def _entrance(
@@ -253,12 +251,12 @@ def _entrance(
     if slots <= 0 or (room <= 0 and running):
         return Entrance(closed="as many sequences as allowed run" if slots <= 0 else "no blocks are free")
     pace = _Pace(view, running)
-    newcomers, behind, blocked, closed = list[SequenceView](), list[int](), list[Hashable](), ""
+    newcomers, looked_at, closed = list[SequenceView](), list[Hashable](), ""
     for each in _in_turn(view, slots + MOST_SKIPS):
+        looked_at.append(each.key)
         needed = -(-each.known // size) - each.held
         beside = len(running) + len(newcomers)
         if needed + _reserve(each, beside, view.num_blocks) > room:
-            blocked.append(each.key)
             closed = f"one that waits needs {needed} blocks, and {max(0, room)} are free"
             if each.skipped >= MOST_SKIPS:
                 break
@@ -267,11 +265,10 @@ def _entrance(
             break
         else:
             newcomers.append(each)
-            behind.append(len(blocked))
             room -= needed
             if len(newcomers) == slots:
                 break
-    return Entrance(tuple(newcomers), tuple(behind), tuple(blocked), closed)
+    return Entrance(tuple(newcomers), tuple(looked_at), closed)
 
 
 def _reserve(sequence: SequenceView, beside: int, num_blocks: int) -> int:
@@ -383,7 +380,10 @@ def _split(view: SchedulerView, prompts: Sequence[SequenceView], left: int, free
     first, others = prompts[0], prompts[1:]
     if len(others) > 1:
         served = view.served
-        others = sorted(others, key=lambda each: (served.get(each.tenant, 0.0), each.known - _begun(each)))
+        others = sorted(
+            others,
+            key=lambda each: (each.skipped < MOST_SKIPS, served.get(each.tenant, 0.0), each.known - _begun(each)),
+        )
     room = _Room(view.block_size, left, free)
     piece = max(view.block_size, left // PIECES)
     room.give(first, max(left // min(len(prompts), PARTS), piece))
