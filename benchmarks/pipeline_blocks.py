@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+RATE = 1e-9
+"""Of learning: an update that takes its time and changes next to nothing, for the loss is to stay finite."""
+
 
 class Block(nn.Module):
     """A residual block of two layers."""

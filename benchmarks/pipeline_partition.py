@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 import microbatch
-from benchmarks.pipeline_blocks import Block, loss
+from benchmarks.pipeline_blocks import RATE, Block, loss
 from microbatch.measure.load import LoadWatch
 from microbatch.pipeline.costs import Costs
 from microbatch.pipeline.execution.launch import launch
@@ -46,15 +46,15 @@ def heavy_head() -> nn.Module:
 
 
 def layer_seconds(rows: int) -> list[tuple[float, float]]:
-    """Forward and backward of each layer, medians."""
-    found = []
-    for layer in heavy_head():  # type: ignore[attr-defined]
-        values = torch.randn(rows, WIDTH, requires_grad=True)
+    """Forward and backward of each layer, medians; the first needs no gradient of its input, the last has the loss."""
+    found, layers = [], list(heavy_head().children())
+    for number, layer in enumerate(layers):
+        values = torch.randn(rows, WIDTH, requires_grad=number > 0)
         forwards, backwards = [], []
         for _ in range(TIMES):
             dist.barrier()
             began = time.perf_counter()
-            output = layer(values)
+            output = loss(layer(values), None)[0] if layer is layers[-1] else layer(values)
             middle = time.perf_counter()
             output.backward(torch.ones_like(output))
             forwards.append(middle - began)
@@ -75,7 +75,7 @@ def compare(rows: int, count: int, rounds: int) -> dict[str, Any]:
         cut: Pipeline(heavy_head(), batch, schedule="one_f_one_b", num_micro_batches=count, costs=layers, stages=stages)
         for cut, stages in (("automatic", ranks), ("equal", even))
     }
-    steps = {cut: microbatch.TrainStep(pipe, torch.optim.SGD(pipe.parameters(), lr=1e-4), loss)
+    steps = {cut: microbatch.TrainStep(pipe, torch.optim.SGD(pipe.parameters(), lr=RATE), loss)
              for cut, pipe in pipes.items()}  # fmt: skip
     samples: dict[str, list[float]] = {cut: [] for cut in steps}
     for number in range(rounds + 1):

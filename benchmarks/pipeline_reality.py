@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import microbatch
-from benchmarks.pipeline_blocks import Block, loss
+from benchmarks.pipeline_blocks import RATE, Block, loss
 from microbatch.errors import InvalidSchedule
 from microbatch.measure.load import LoadWatch, read_cpu_times, shares
 from microbatch.pipeline.costs import Costs
@@ -162,7 +162,7 @@ def stepping(model: nn.Module, schedule: Schedule, batch: Tensor) -> Callable[[]
     layers = sum(1 for _ in model.children())
     stages = [str(first) for first, _ in even_bounds(layers, schedule.stages)[1:]]  # the same cut for every schedule
     pipe = Pipeline(model, batch, stages=stages, schedule=schedule, num_micro_batches=schedule.num_micro_batches)
-    step = microbatch.TrainStep(pipe, torch.optim.SGD(pipe.parameters(), lr=1e-3), loss)
+    step = microbatch.TrainStep(pipe, torch.optim.SGD(pipe.parameters(), lr=RATE), loss)
 
     def run() -> tuple[float, Timeline]:
         dist.barrier()
