@@ -127,7 +127,8 @@ def _samples(plan: Plan, runner: Runner, limits: Limits, device: torch.device | 
         found = samples_of(load_profile(plan.profile))
         if len(found) >= ENOUGH:
             return found
-    return measure_steps(runner, limits, device=device)
+    with runner.every_block_written():
+        return measure_steps(runner, limits, device=device)
 
 
 def _follower(plan: Plan, limits: Limits, samples: tuple[StepSample, ...]) -> BudgetFollower:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -128,6 +129,15 @@ class Runner:
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.decoder.device)
+
+    @contextmanager
+    def every_block_written(self) -> Iterator[None]:
+        """For measurements: blocks may be read that nobody wrote. Afterwards none counts as written."""
+        self._placement.in_order()
+        try:
+            yield
+        finally:
+            self._placement = Placement(self.num_blocks)
 
     def warm_up(self) -> None:
         """One small step of each kind, so that the first request does not pay for what is made once."""
