@@ -23,8 +23,7 @@ def gguf(folder: Path | None = None) -> Path:
     Raises:
         PackageNotFoundError: it is not there.
     """
-    where = {} if folder is None else {"path": [str(folder)]}
-    for package in distributions(name=PACKAGE, **where):
+    for package in distributions(name=PACKAGE, path=sys.path if folder is None else [str(folder)]):
         for file in package.files or ():
             if file.suffix == ".gguf" and (path := Path(str(package.locate_file(file)))).exists():
                 return path

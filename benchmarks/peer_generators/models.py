@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import subprocess
 import sys
@@ -20,7 +21,7 @@ FOLDER = ENVIRONMENTS / "generation"
 COUNT, PROMPT, OUTPUT = 64, (8, 256), (4, 128)
 """Requests, and the bounds of their tokens."""
 SEED = 7
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
     "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 2048, "initializer_range": 0.08,
 }  # fmt: skip
@@ -48,7 +49,7 @@ def requests(name: str, count: int = COUNT, seed: int = SEED, *, shortened: int 
     bounds = [[max(1, bound // shortened) for bound in pair] for pair in (PROMPT, OUTPUT)]
     lengths = [[draw.randint(*pair) for pair in bounds] for _ in range(count)]
     if name == "llama-58m":
-        return [([draw.randrange(3, LLAMA["vocab_size"]) for _ in range(prompt)], tokens) for prompt, tokens in lengths]  # type: ignore[call-overload]
+        return [([draw.randrange(3, LLAMA["vocab_size"]) for _ in range(prompt)], tokens) for prompt, tokens in lengths]
     import tokenizers
 
     read = tokenizers.Tokenizer.from_file(str(folder(name) / "tokenizer.json"))
@@ -64,20 +65,19 @@ def _llama(target: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
-    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(target)  # type: ignore[arg-type]
+    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(target)
     _write_tokenizer(target)
 
 
 def _write_tokenizer(target: Path) -> None:
     """One word for each id: some peers want to read one."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
-    size: Any = LLAMA["vocab_size"]
-    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"t{number}": number for number in range(3, size)}
+    transformers: Any = importlib.import_module("transformers")
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"t{number}": number for number in range(3, LLAMA["vocab_size"])}
     made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
+    transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(target)  # fmt: skip
 

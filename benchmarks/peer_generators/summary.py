@@ -65,7 +65,8 @@ def agreement(rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -> float | 
     reference = next((row["outputs"] for row in rows if row["peer"] == REFERENCE and "outputs" in row), None)
     if reference is None:
         return None
-    return sum(one == other for one, other in zip(outputs, reference, strict=True)) / len(reference)
+    equal = [one == other for one, other in zip(outputs, reference, strict=True)]
+    return sum(equal) / len(equal)
 
 
 def differences(rows: Sequence[Row], peer: str) -> list[tuple[int, int, int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ class Transformers:
 
     def __init__(self, folder: Path, dtype: str, setting: dict[str, Any]) -> None:
         make_torchvision_importable()  # transformers looks for it
-        import transformers
-
+        transformers: Any = importlib.import_module("transformers")
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
         greedy = transformers.GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=0)
         model.generation_config = greedy

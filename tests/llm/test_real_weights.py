@@ -1,4 +1,4 @@
-"""Real weights generate what they should: SmolLM2-135M-Instruct, where its package is installed (`make real-weights-test`)."""
+"""Real weights generate what they should: SmolLM2-135M-Instruct, where its package is (`make real-weights-test`)."""
 
 from __future__ import annotations
 
