@@ -5,6 +5,7 @@ from __future__ import annotations
 from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
 from scripts.mutants_beyond import BEYOND
+from scripts.mutants_engine import ENGINE
 from scripts.mutants_frameworks import FRAMEWORKS
 from scripts.mutants_load import LOAD
 from scripts.mutants_loading import LOADING
@@ -13,6 +14,7 @@ from scripts.mutants_offline import OFFLINE
 from scripts.mutants_pipeline import PIPELINE
 from scripts.mutants_pipeline_run import PIPELINE_RUN
 from scripts.mutants_serving import SERVING
+from scripts.mutants_text import TEXT
 from scripts.mutants_training import TRAINING
 from scripts.mutants_web import WEB
 from scripts.mutants_whole_batch import WHOLE_BATCH
@@ -387,4 +389,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *FRAMEWORKS,
     *TRAINING,
     *BEYOND,
+    *ENGINE,
+    *TEXT,
 )

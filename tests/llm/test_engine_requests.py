@@ -352,7 +352,8 @@ def test_one_wake_up_for_each_step_and_loop(engine: LLMEngine) -> None:
             wake_ups += 1
             return original(*args, **kwargs)
 
-        loop.call_soon_threadsafe = counted
+        watched: Any = loop
+        watched.call_soon_threadsafe = counted
         before = engine.metrics().steps
 
         async def read(prompt: list[int]) -> None:

@@ -125,7 +125,7 @@ class StepLoop:
     def fail_all(self, error: Exception) -> None:
         """Everybody is told that there will be no answer."""
         for request in list(self._requests):
-            self._fail(request, error)
+            self.fail(request, error)
         self._deliveries.send()
 
     def step(self) -> bool:
@@ -257,7 +257,7 @@ class StepLoop:
         after = self._clock()
         self._remember_memory(works, computed, after)
         for place, error in computed.failed.items():
-            self._fail(works[place].sequence.request, error)
+            self.fail(works[place].sequence.request, error)
         for place, logits in computed.every.items():
             self._score(works[place], logits)
         if computed.last is not None:
@@ -311,7 +311,7 @@ class StepLoop:
         self._counters.sampling_seconds += now - before
         for sequence, choice in zip(sequences, chosen):
             if isinstance(choice, Exception):
-                self._fail(sequence.request, choice)
+                self.fail(sequence.request, choice)
             elif not sequence.request.settled:
                 self._add(sequence, choice, now)
         return len(sequences)
@@ -382,7 +382,8 @@ class StepLoop:
             self._settle(request)
             self._deliveries.add(request.reply, None)
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def fail(self, request: Request, error: Exception) -> None:
+        """A request ends with an error, which it is told at the end of the step."""
         if request not in self._requests:
             return
         self._end(request, "error")
@@ -420,7 +421,7 @@ class StepLoop:
             self._counters.expired += 1
             allowed, took = due - request.arrived, now - request.arrived
             done = sum(len(each.output_ids) for each in request.sequences)
-            self._fail(request, DeadlineExceeded(
+            self.fail(request, DeadlineExceeded(
                 f"The deadline of {format_seconds(allowed)} passed after {format_seconds(took)}, "
                 f"with {done} of at most {request.max_tokens * request.params.n} tokens.",
                 "Give it more time, or ask for fewer tokens.",

@@ -158,8 +158,12 @@ class Service:
             messages = list(self._inbox)
             self._inbox.clear()
             self._entering = 0
-            for act, request in messages:
+        for act, request in messages:
+            try:
                 act(request)
+            except Exception as error:
+                logger.exception("%s: a request could not be taken in", self.name)
+                self._loop.fail(request, _told(error))
         if self._giving_up:
             self._loop.fail_all(self._stopping())
             return False
