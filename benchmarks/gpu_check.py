@@ -419,6 +419,7 @@ ROWS: dict[str, Row] = {
     "whole batch": in_file("whole_batch"),
     "offline": in_file("offline"),
     "pipeline": in_file("pipeline"),
+    "generation": in_file("generation"),
 }
 
 
