@@ -69,7 +69,7 @@ PIPELINE: tuple[Mutant, ...] = (
             "live = needs[stage] - frozenset(stages[stage])",
             "what later stages need passes through",
         ),
-        ("*owners[0], *idle", "*owners[0]", "every parameter has a stage"),
+        ("(*owners[0], *idle)", "owners[0]", "every parameter has a stage"),
     ),
     *_rows(
         "pipeline/execution/probe.py",

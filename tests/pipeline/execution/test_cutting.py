@@ -12,9 +12,9 @@ from microbatch.errors import InvalidBatch, InvalidBatchSizes, InvalidModel, Inv
 from microbatch.pipeline.execution.calls import Call, call_of, finished, recorded
 from microbatch.pipeline.execution.cutting import cut, divide, modelled_costs, tied_parameters
 from microbatch.pipeline.execution.ordering import PER_RANK, ordering_of
-from microbatch.pipeline.execution.probe import Probe
+from microbatch.pipeline.execution.probe import Probe, Record
 from microbatch.pipeline.execution.runtime import forwards
-from microbatch.pipeline.execution.shapes import Meta, Shapes
+from microbatch.pipeline.execution.shapes import Meta, Returned, Shapes
 from microbatch.pipeline.execution.sharing import fingerprint, joined, source_of
 from microbatch.pipeline.execution.units import unit_names
 from microbatch.pipeline.placement import loop, zigzag
@@ -52,6 +52,32 @@ def test_a_stream_outside_of_layers_crosses_with_all_that_it_is_made_of() -> Non
     record = probe.run(Call((points(3)["x"],)), follow=True)
     found = cut(record, [probe.units[:3], probe.units[3:6], probe.units[6:]], [], [])
     assert found.crossing == (("first", "layers.0", "layers.1"), ("first", *(f"layers.{i}" for i in range(5))))
+
+
+def a_row(**needs: set[str]) -> Record:
+    """A record of layers, each with what it needs; ``at_end`` is what the output is made of."""
+    nothing = Returned.of(None)
+    at_end = frozenset(needs.pop("at_end"))
+    return Record(
+        returned=dict.fromkeys(needs, nothing),
+        needs={one: frozenset(all_) for one, all_ in needs.items()},
+        at_end=at_end,
+    )
+
+
+def test_what_a_later_stage_needs_passes_through_those_between() -> None:
+    record = a_row(a=set(), b={"a"}, c={"b"}, d={"c", "a"}, at_end={"d"})
+    assert cut(record, [["a", "b"], ["c"], ["d"]], [], []).crossing == (("a", "b"), ("a", "c"))
+
+
+def test_what_the_output_is_made_of_reaches_the_last_stage() -> None:
+    record = a_row(a=set(), b={"a"}, c={"b"}, at_end={"c", "a"})
+    assert cut(record, [["a"], ["b"], ["c"]], [], []).crossing == (("a",), ("a", "b"))
+
+
+def test_a_parameter_that_nothing_works_with_stays_in_the_first_stage() -> None:
+    record = a_row(a=set(), b={"a", "used"}, at_end={"b"})
+    assert cut(record, [["a"], ["b"]], [], ["used", "idle"]).loose == (("idle",), ("used",))
 
 
 def test_outputs_that_the_next_layer_changes_in_place_are_noticed() -> None:
