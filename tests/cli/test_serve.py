@@ -130,11 +130,13 @@ def test_contradictions_come_together(folder: Path, capsys: pytest.CaptureFixtur
     assert "--examples belongs to one model" in told
 
 
-def test_a_language_model_says_what_works_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_counts_items_which_a_language_model_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
-    assert run(["serve", str(tmp_path)]) == 2
+    assert run(["serve", str(tmp_path), "--dry-run"]) == 2
     told = capsys.readouterr().err
-    assert "cannot serve yet" in told
+    assert "no answer to an item" in told
     assert "--as module" in told
 
 
@@ -286,3 +288,49 @@ def test_it_says_who_can_reach_it_and_that_batching_cannot_help(folder: Path) ->
     assert any("0.0.0.0" in note and "no key" in note for note in document["notes"])
     assert document["models"][0]["max_batch_size"] == 1
     assert document["models"][0]["reason"] == "a larger one would not be faster"
+
+
+# Language models.
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one with random weights."""
+    from tests.llm.engines import TEXT, model_of, tokenizer_folder
+
+    path = tmp_path_factory.mktemp("language") / "tiny"
+    model_of(TEXT).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_bytes((tokenizer_folder() / name).read_bytes())
+    return path
+
+
+def test_a_language_model_is_served_from_its_folder(language_model: Path) -> None:
+    arguments = [str(language_model), "--tpot-target", "1s", "--max-num-tokens", "64", "--dtype", "fp32", "--json"]
+    with serving(language_model.parent, *arguments) as child:
+        start = json.loads(line_of(child))
+        (model,) = start["models"]
+        assert (model["kind"], model["path"], model["max_num_tokens"]) == ("language-model", "/v1", 64)
+        asked = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True}
+        status, answer = post(f"{start['url']}/v1/completions", asked)
+        assert (status, answer["usage"]["total_tokens"]) == (200, 6)
+
+
+LANGUAGE: dict[str, tuple[list[str], str]] = {
+    "a policy": (["--policy", "marginal_gain"], "--policy: not for a language model"),
+    "two devices": (["--device", "cpu", "--device", "cuda"], "one device, not 2"),
+}
+
+
+@pytest.mark.parametrize("case", LANGUAGE)
+def test_options_that_a_language_model_has_not(
+    language_model: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    arguments, words = LANGUAGE[case]
+    assert run(["serve", str(language_model), *arguments, "--port", "0"]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_of_language_models_need_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", FUNCTION, "--tpot-target", "50ms", "--dtype", "bf16", "--port", "0"]) == 2
+    assert "--tpot-target, --dtype: for language models" in " ".join(capsys.readouterr().err.split())

@@ -17,8 +17,6 @@ from microbatch.llm.sampling_params import SamplingParams
 class Letters:
     """A tokenizer whose tokens are the first 256 characters; all others are token 63, a question mark."""
 
-    vocab_size = 256
-
     def encode(self, text: str) -> list[int]:
         return [ord(each) if ord(each) < 256 else 63 for each in text]
 
@@ -61,7 +59,7 @@ class Echoing:
     started = ready = True
 
     def __init__(self, text: str = "Hello, world.", *, context: int = 10**6) -> None:
-        self.text, self.limits = text, SimpleNamespace(context=context)
+        self.text, self.limits = text, SimpleNamespace(context=context, vocab_size=256)
         self.tokenizer = Letters()
         self.asked: list[Asked] = []
         self.left = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from microbatch.batch.exactness import ExactnessReport
 from microbatch.serving.decisions.limits import Limits
+from microbatch.serving.loading.folder_kind import LANGUAGE_MODEL
 from microbatch.serving.loading.served import Served
 from microbatch.units import format_number, format_seconds
 
@@ -20,13 +21,25 @@ def start_lines(url: str, served: Sequence[Served], notes: Sequence[str]) -> Ite
     for each in served:
         yield f"{each.name}: {each.text} at {url}{path_of(each, served)}"
         yield f"  takes {each.takes}"
-        limits = each.engine.limits
-        if limits is not None:
-            yield f"  {_rules(limits)}"
-        yield f"  {same_answer(each.engine.report)}"
+        yield from (f"  {line}" for line in (_of_text if each.kind == LANGUAGE_MODEL else _of_items)(each.engine))
     yield from (f"note: {note}" for note in notes)
     yield f"try: {curl(url, served[0], served)}"
     yield f"Live page: {url}/   API: {url}/openapi.json   Ctrl-C ends it; what waits is answered first."
+
+
+def _of_items(engine: Any) -> Iterator[str]:
+    if engine.limits is not None:
+        yield _rules(engine.limits)
+    yield same_answer(engine.report)
+
+
+def _of_text(engine: Any) -> Iterator[str]:
+    limits = engine.limits
+    yield (
+        f"prompt and answer of up to {limits.context} tokens; steps of up to {limits.max_num_sequences} sequences "
+        f"and {limits.max_num_tokens} tokens"
+    )
+    yield from limits.notes
 
 
 def start_document(url: str, served: Sequence[Served], notes: Sequence[str], *, keys: int) -> dict[str, Any]:
@@ -41,6 +54,8 @@ def start_document(url: str, served: Sequence[Served], notes: Sequence[str], *, 
 
 def path_of(each: Served, served: Sequence[Served]) -> str:
     """Where it is asked for."""
+    if each.kind == LANGUAGE_MODEL:
+        return "/v1"
     return "/predict" if len(served) == 1 else f"/predict/{each.name}"
 
 
@@ -48,6 +63,8 @@ def curl(url: str, each: Served, served: Sequence[Served]) -> str:
     """A line that asks it, with an item that it takes where one is known and short."""
     if each.kind == "embeddings":
         path, body = "/v1/embeddings", json.dumps({"model": each.name, "input": "A first text."})
+    elif each.kind == LANGUAGE_MODEL:
+        path, body = "/v1/completions", json.dumps({"model": each.name, "prompt": "Once upon a time", "max_tokens": 32})
     else:
         path, body = path_of(each, served), _item(each)
     return f"curl {url}{path} -H 'Content-Type: application/json' -d '{body}'"
@@ -76,13 +93,18 @@ def _rules(limits: Limits) -> str:
 
 
 def _model_document(each: Served, served: Sequence[Served]) -> dict[str, Any]:
-    limits, report = each.engine.limits, each.engine.report
-    return {
+    head = {
         "name": each.name,
         "model": each.text,
         "kind": each.kind,
         "path": path_of(each, served),
         "takes": each.takes,
+    }
+    limits = each.engine.limits
+    if each.kind == LANGUAGE_MODEL:
+        return head | dict(limits.to_json())
+    report = each.engine.report
+    return head | {
         "policy": limits and limits.policy,
         "max_batch_size": limits and limits.max_batch_size,
         "max_queue_delay": limits and limits.max_queue_delay,

@@ -101,7 +101,7 @@ async def chat(request: Request) -> Response:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise InvalidMember("top_logprobs", "top_logprobs is only for logprobs.", "Send logprobs as true with it.")
     params = sampling(
-        asked, engine.tokenizer.vocab_size,
+        asked, engine.limits.vocab_size,
         max_tokens=asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None, prompt_logprobs=asked.prompt_logprobs,
     )  # fmt: skip

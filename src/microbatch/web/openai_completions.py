@@ -54,7 +54,7 @@ async def completions(request: Request) -> Response:
     name, engine = text_engine_for(request, asked.model)
     prompts = _prompts(asked.prompt)
     params = sampling(
-        asked, engine.tokenizer.vocab_size, max_tokens=MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
+        asked, engine.limits.vocab_size, max_tokens=MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
         logprobs=asked.logprobs, prompt_logprobs=asked.scored,
     )  # fmt: skip
     head = Head.new("cmpl", "text_completion", name)
@@ -71,13 +71,19 @@ async def completions(request: Request) -> Response:
 
 
 def _prompts(given: str | list[Any]) -> list[Prompt]:
-    """Texts, or lists of token ids, whose numbers the engine checks.
+    """Texts, or lists of token ids, whose range the engine checks.
 
     Raises:
         InvalidMember: neither.
     """
-    prompts = values_of(given, "prompt")
-    return [value if isinstance(value, str) else [whole(each) for each in value] for value in prompts]
+    return [value if isinstance(value, str) else _ids(value) for value in values_of(given, "prompt")]
+
+
+def _ids(given: Sequence[Any]) -> list[int]:
+    ids = [whole(each) for each in given]
+    if any(type(each) is not int for each in ids):
+        raise InvalidMember("prompt", "A list in the prompt holds what is no token id.", "Send whole numbers.")
+    return ids
 
 
 def _choices(
@@ -160,7 +166,7 @@ def _operation(application: Application) -> dict[str, Any] | None:
     engines = text_engines(application.engines)
     if not engines:
         return None
-    vocabulary = min(engine.tokenizer.vocab_size for engine in engines.values())
+    vocabulary = min(engine.limits.vocab_size for engine in engines.values())
     token = {"type": "integer", "minimum": 0, "maximum": vocabulary - 1}
     prompt = schema_of({"type": "array", "items": token, "minItems": 1})
     return operation(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 class Tokens(Protocol):
     """The tokenizer of an engine; any thread may ask it."""
 
-    vocab_size: int
-
     def text_of(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of token ids."""
         ...
@@ -28,6 +26,11 @@ class Tokens(Protocol):
 
 class Limits(Protocol):
     """What an engine keeps to."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of the model are below it."""
+        ...
 
     @property
     def context(self) -> int:

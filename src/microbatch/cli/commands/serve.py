@@ -10,6 +10,7 @@ import click
 
 from microbatch.cli.options import BYTES, DURATION, as_json_option
 from microbatch.cli.output import answer, print_json
+from microbatch.cli.serve_language_models import check_used, language_model_options, loader, taken_from
 from microbatch.cli.serve_options import FILE, application_options, engine_options, settings_of
 from microbatch.errors import InvalidSettings
 from microbatch.serving.loading.folder_kind import EMBEDDINGS, LANGUAGE_MODEL, MODULE
@@ -39,6 +40,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 for any that is free.")
 @click.option("--as", "as_kind", type=click.Choice(KINDS), help="What a folder is served as; seen from its files.")
 @engine_options
+@language_model_options
 @click.option("--api-key-file", type=FILE, metavar="FILE", help="Keys that clients must have: KEY or NAME KEY a line.")
 @click.option("--body-limit", type=BYTES, metavar="BYTES", help="Largest body of a request.  [default: 16MiB]")
 @click.option("--deadline", type=DURATION, metavar="DURATION", help="For requests that name none, as in 2s.")
@@ -80,16 +82,19 @@ def command(
 
     MODEL is a function from a list of items to a list of results, one decorated with microbatch.batched, or an
     nn.Module, as module:name or file.py:name; or what `microbatch profile` takes: a built-in, a Hugging Face folder
-    (sentence embeddings: text in, vector out, also at /v1/embeddings), a .pt2 archive, torchvision:NAME or timm:NAME.
+    (sentence embeddings: text in, vector out, also at /v1/embeddings; a language model: completions and chats at /v1,
+    as OpenAI's clients ask for them), a .pt2 archive, torchvision:NAME or timm:NAME.
     Several are served at once as name=MODEL.
 
     \b
     Example:
       microbatch serve app.py:embed --port 8000
       microbatch serve minilm/ --latency-target 50ms
+      microbatch serve smollm2/ --tpot-target 50ms
       microbatch serve small=mlp:depth=2,width=64 large=mlp:depth=8,width=1024 --port 0
       microbatch serve mlp:depth=8,width=1024 --dry-run --rates 50,100,200
     """  # fmt: skip
+    language = taken_from(engine)
     given = settings_of(**engine)
     _check(models, given, dry_run=dry_run, simulated={"--rates": rates, "--traffic": traffic})
     if threads is not None:
@@ -104,7 +109,7 @@ def command(
     server: dict[str, Any] = {"host": host, "port": port, "drain_timeout": drain_timeout}
     server |= {"certificate": certificate, "private_key": private_key}
     application = application_options(api_key_file, body_limit, deadline)
-    _serve(models, given, as_kind, application, server, as_json=as_json)
+    _serve(models, given, language, as_kind, application, server, as_json=as_json)
     return 0
 
 
@@ -129,6 +134,7 @@ def _check(models: Sequence[str], given: Mapping[str, Any], *, dry_run: bool, si
 def _serve(
     models: Sequence[str],
     given: Mapping[str, Any],
+    language: Mapping[str, Any],
     as_kind: str | None,
     application_options: Mapping[str, Any],
     server_options: Mapping[str, Any],
@@ -144,7 +150,9 @@ def _serve(
     from microbatch.web.tracing import traced_if_wanted
 
     with collected_warnings() as warnings:
-        served = load_all(models, given, as_kind=as_kind)
+        more = {LANGUAGE_MODEL: loader(language, alone=len(models) == 1)}
+        served = load_all(models, given, as_kind=as_kind, more=more)
+        check_used(language, served)
         app = traced_if_wanted(application({each.name: each.engine for each in served}, **application_options))
 
         def started(url: str) -> None:

@@ -6,13 +6,16 @@ To support a further kind of folder, write a function and its row in `KINDS_OF_F
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from microbatch.errors import InvalidModel, InvalidSettings
 from microbatch.serving.loading.folder_kind import EMBEDDINGS, LANGUAGE_MODEL, MODULE, kind_of
 from microbatch.serving.loading.named import from_named, is_local
 from microbatch.serving.loading.served import Given, Served
+
+Loader = Callable[[str, str, Given], Served]
+"""From a folder, a name and settings to an engine."""
 
 NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<text>.+)", re.S)
 """``name=MODEL``; a setting of a built-in model comes after a colon, and a path with = in it after a slash."""
@@ -26,8 +29,10 @@ def name_and_text(text: str) -> tuple[str, str]:
     return _made_name(text), text
 
 
-def load_all(texts: Sequence[str], given: Given, *, as_kind: str | None = None) -> list[Served]:
-    """Every text as an engine of its own name.
+def load_all(
+    texts: Sequence[str], given: Given, *, as_kind: str | None = None, more: Mapping[str, Loader] | None = None
+) -> list[Served]:
+    """Every text as an engine of its own name; see `load_served`.
 
     Raises:
         InvalidModel, InvalidSettings: see `load_served`; or two have one name.
@@ -36,10 +41,12 @@ def load_all(texts: Sequence[str], given: Given, *, as_kind: str | None = None) 
     names = [name for name, _ in named]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidSettings(f"Two models are called {twice[0]!r}.", f"Name them, as in {twice[0]}-2=MODEL.")
-    return [load_served(text, name, given, as_kind=as_kind) for name, text in named]
+    return [load_served(text, name, given, as_kind=as_kind, more=more) for name, text in named]
 
 
-def load_served(text: str, name: str, given: Given, *, as_kind: str | None = None) -> Served:
+def load_served(
+    text: str, name: str, given: Given, *, as_kind: str | None = None, more: Mapping[str, Loader] | None = None
+) -> Served:
     """The engine of a text, not started.
 
     Args:
@@ -47,13 +54,15 @@ def load_served(text: str, name: str, given: Given, *, as_kind: str | None = Non
         name: under which it is served.
         given: settings of the engine.
         as_kind: what a folder is served as; by default what it looks like.
+        more: further kinds of folder, or others in the place of those in `KINDS_OF_FOLDER`.
 
     Raises:
         InvalidModel: there is nothing of that name, or it cannot be served.
         InvalidSettings: settings that contradict each other, or `as_kind` for what is no folder.
     """
     if Path(text).is_dir():
-        return KINDS_OF_FOLDER[kind_of(Path(text), as_kind)](text, name, given)
+        kinds = {**KINDS_OF_FOLDER, **(more or {})}
+        return kinds[kind_of(Path(text), as_kind)](text, name, given)
     if as_kind is not None:
         raise InvalidSettings(f"--as {as_kind} chooses what a folder is; {text} is none.", "Leave it out.")
     if is_local(text):
@@ -101,12 +110,12 @@ def _sentences(text: str, name: str, given: Given) -> Served:
 
 def _language_model(text: str, name: str, given: Given) -> Served:  # noqa: ARG001 (one form for all)
     raise InvalidModel(
-        f"{text} holds a language model that generates text, which this version cannot serve yet.",
-        "Use --as module for the logits of one forward, or --as embeddings for a vector of each text.",
+        f"{text} holds a language model that generates text, which is no answer to an item.",
+        "Serve it, or use microbatch.LLMEngine; --as module gives the logits of one forward, --as embeddings a vector.",
     )
 
 
-KINDS_OF_FOLDER: dict[str, Callable[[str, str, Given], Served]] = {
+KINDS_OF_FOLDER: dict[str, Loader] = {
     EMBEDDINGS: _sentences,
     MODULE: _folder_module,
     LANGUAGE_MODEL: _language_model,

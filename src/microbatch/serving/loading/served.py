@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from microbatch.serving.engine.batcher import DynamicBatcher
-from microbatch.serving.loading.reading import Reading
-
 Given = Mapping[str, Any]
 """Settings of `DynamicBatcher` by name: those that the user gave, and no others."""
 
@@ -20,8 +17,8 @@ class Served:
     Attributes:
         name: in paths and requests.
         text: the MODEL or function as the user wrote it.
-        kind: function, module or embeddings.
-        engine: not started yet.
+        kind: function, module, embeddings or language-model.
+        engine: a `DynamicBatcher`, a `Reading`, or what a kind from above this room brings; not started yet.
         takes: what one item is, in a few words.
         notes: what the user must know, one sentence each.
     """
@@ -29,6 +26,6 @@ class Served:
     name: str
     text: str
     kind: str
-    engine: DynamicBatcher | Reading
+    engine: Any
     takes: str
     notes: tuple[str, ...] = ()
