@@ -84,10 +84,8 @@ class Tokenizer:
             raise InvalidRequest(f"A {type(text).__name__} is no text to tokenise.", "Give text.")
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"Character {error.start} of the text is half of a surrogate pair.", "Send valid Unicode."
-            ) from error
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest("The text holds half of a surrogate pair.", "Send valid Unicode.") from error
         return ids
 
     def text_of(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -108,7 +106,7 @@ class Tokenizer:
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._look_up(token_id)
-        if first and found.startswith(b" "):
+        if first and (found.startswith(b" ") or "WordPiece" in self._decoders):
             return self.text_of([token_id], skip_special=False).encode()
         return found
 
