@@ -5,6 +5,7 @@ from __future__ import annotations
 from scripts.mutant import Mutant
 from scripts.mutant import rows_of as _rows
 from scripts.mutants_beyond import BEYOND
+from scripts.mutants_decoder import DECODER
 from scripts.mutants_engine import ENGINE
 from scripts.mutants_frameworks import FRAMEWORKS
 from scripts.mutants_load import LOAD
@@ -390,5 +391,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *TRAINING,
     *BEYOND,
     *ENGINE,
+    *DECODER,
     *TEXT,
 )
