@@ -65,7 +65,7 @@ def agreement(rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -> float | 
     reference = next((row["outputs"] for row in rows if row["peer"] == REFERENCE and "outputs" in row), None)
     if reference is None:
         return None
-    equal = [one == other for one, other in zip(outputs, reference, strict=True)]
+    equal: list[bool] = [one == other for one, other in zip(outputs, reference, strict=True)]
     return sum(equal) / len(equal)
 
 
