@@ -83,7 +83,8 @@ TOOLS = [{"type": "function", "function": {"name": "f", "description": "does é"
 
 def theirs(source: str) -> Any:
     made = Reader(models.WordLevel({"<s>": 0, "</s>": 1}, "<s>"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    make: Any = PreTrainedTokenizerFast
+    tokenizer = make(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
     tokenizer.chat_template = source
     return tokenizer
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import chisquare  # type: ignore[import-untyped]
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as theirs
 
@@ -59,8 +59,8 @@ def reference(params: SamplingParams, logits: torch.Tensor) -> torch.Tensor:
         processors.append(theirs.TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
         processors.append(theirs.TopPLogitsWarper(params.top_p))
-    ids = torch.tensor([[*PROMPT, *OUTPUT]])
-    edited: torch.Tensor = LogitsProcessorList(processors)(ids, logits.double())
+    ids: Any = torch.tensor([[*PROMPT, *OUTPUT]])
+    edited: torch.Tensor = LogitsProcessorList(processors)(ids, cast(Any, logits.double()))
     return torch.softmax(edited[0], -1)
 
 

@@ -50,8 +50,10 @@ def test_bounds_themselves_are_allowed() -> None:
         temperature=0, top_p=1.0, min_p=1, presence_penalty=-2, frequency_penalty=2, logprobs=1000, seed=-(2**70)
     )
     SamplingParams(max_tokens=None, min_tokens=10**6, top_k=10**9, n=1)
-    assert SamplingParams(stop="END").stop == ("END",)
-    assert SamplingParams(stop=["a", "b"], stop_token_ids=[1]).stop_token_ids == (1,)
+    one: Any = "END"
+    assert SamplingParams(stop=one).stop == ("END",)
+    lists: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [1]}
+    assert SamplingParams(**lists).stop_token_ids == (1,)
 
 
 def test_a_bias_is_copied() -> None:
