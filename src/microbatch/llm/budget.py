@@ -8,7 +8,7 @@ target a step is as large as pays: larger ones would bring little and make strea
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from microbatch.errors import InvalidSettings
@@ -136,7 +136,7 @@ def tokens_for(model: StepModel, seconds: float | None, cached: int, sequences: 
         return min(most, model.tokens_within(seconds, cached, sequences))
     sizes = sorted({*[1 << power for power in range(most.bit_length())], *model.sizes})
     known = [size for size in sizes if size <= min(most, model.sizes[-1])] or [most]
-    rates = {size: size / model.seconds(size, 0, 1) for size in known}
+    rates = {size: size / max(model.seconds(size, 0, 1), 1e-9) for size in known}  # a fit may say 0
     return min(size for size, rate in rates.items() if rate >= PAYS * max(rates.values()))
 
 
@@ -209,8 +209,9 @@ class BudgetFollower:
         return self._why_slow(sample, expected)
 
     def _keep(self, sample: StepSample) -> None:
+        """At the machine's first pace, so that steps before and after it has changed tell of one model."""
         kind = (sample.tokens.bit_length(), sample.cached.bit_length(), sample.pairs.bit_length())
-        self._samples.setdefault(kind, deque(maxlen=KEPT)).append(sample)
+        self._samples.setdefault(kind, deque(maxlen=KEPT)).append(replace(sample, seconds=sample.seconds / self._pace))
         self._context.append(sample.cached / max(1, sample.sequences))
         if self._largest is None or sample.tokens > self._largest.tokens:
             self._largest = sample
@@ -220,8 +221,8 @@ class BudgetFollower:
         self._next_fit = self._steps + min(REFIT, max(ENOUGH, self._steps))
         if len(samples) < ENOUGH:
             return
-        self._fitted = self.model = fit(samples)
-        self._pace = 1.0
+        self._fitted = fit(samples)
+        self.model = self._fitted.scaled(self._pace)
         self._recent.clear()
         self.budget = self._decide()
 

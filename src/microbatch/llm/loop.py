@@ -6,6 +6,7 @@ Everything here is called by one thread. What a request does wrong ends that req
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Pairs
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from microbatch.units import format_seconds
 REFRESHED = 16
 """Waiting sequences whose share of the prefix cache is looked up again when a prompt has been computed."""
 NEVER = float("inf")
+logger = logging.getLogger(__name__)
 NOTHING = Found(0, 0)
 
 
@@ -271,7 +273,11 @@ class StepLoop:
         counters.steps += 1
         counters.model_seconds += model_seconds
         counters.observe("iteration_tokens_total", sample.tokens)
-        slow = self.follower.observe(sample)
+        try:
+            slow = self.follower.observe(sample)
+        except Exception:  # who learns from steps must never end what they answer: the budget stays as it was
+            logger.exception("The budget could not follow %s.", sample)
+            return
         if slow:
             counters.event(end, "slow_step", slow)
 
