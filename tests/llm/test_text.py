@@ -45,6 +45,13 @@ def byte_fallback() -> Reader:
     return made
 
 
+def metaspace() -> Reader:
+    made = Reader(models.WordLevel({"<s>": 0, "▁hello": 1, "▁world": 2, "ly": 3, "▁": 4, "日": 5}, "<s>"))
+    made.decoder = decoders.Metaspace()
+    made.add_special_tokens([AddedToken("<s>")])
+    return made
+
+
 def word_piece() -> Reader:
     made = Reader(models.WordPiece({"[UNK]": 0, "hello": 1, "world": 2, "##ly": 3, "日": 4}, unk_token="[UNK]"))
     made.decoder = decoders.WordPiece(cleanup=False)
@@ -52,7 +59,7 @@ def word_piece() -> Reader:
     return made
 
 
-KINDS = {make.__name__: Tokenizer(make()) for make in (byte_level, byte_fallback, word_piece)}
+KINDS = {make.__name__: Tokenizer(make()) for make in (byte_level, byte_fallback, metaspace, word_piece)}
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None, **options: Any) -> list[str]:
@@ -108,6 +115,9 @@ def test_a_word_keeps_its_space_after_a_prompt_and_loses_it_at_the_beginning() -
     assert streamed(tokenizer, [hello, world]) == ["hello", " world", ""]
     assert streamed(tokenizer, [hello, world], [1, world]) == [" hello", " world", ""]
     assert streamed(tokenizer, [1, hello]) == ["", "hello", ""]
+    space = tokenizer._tokenizer.token_to_id("▁")
+    assert streamed(tokenizer, [space, hello]) == ["", " hello", ""]
+    assert tokenizer.text_of([space, hello]) == " hello"
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])

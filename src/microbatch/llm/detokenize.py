@@ -40,7 +40,7 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The characters that are complete with this token."""
         added = self._bytes(token_id, first=not self._started)
-        self._started = self._started or bool(added)
+        self._started = self._started or bool(self._bytes(token_id))  # a lone space in front has begun the text, unseen
         return self._shown(self._decoder.decode(added))
 
     def finish(self) -> str:
