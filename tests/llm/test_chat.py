@@ -196,7 +196,7 @@ def test_values_nested_too_deep_are_refused() -> None:
 
 def test_a_long_conversation_is_within_the_bounds() -> None:
     messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": "word " * 500} for i in range(1001)]
-    assert len(ChatTemplate(CHATML).render(messages, add_generation_prompt=True)) > 2_500_000
+    assert len(ChatTemplate(CHATML).render(messages, {"add_generation_prompt": True})) > 2_500_000
 
 
 def test_a_folder_has_its_template_in_a_file_or_in_its_settings(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class ChatTemplate:
         self.source = source
         self._compiled: Any = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any] | None = None) -> str:
         """The prompt.
 
         Args:
@@ -47,7 +47,7 @@ class ChatTemplate:
             InvalidModel: the template is broken, does what templates must not, or does too much.
         """
         chat = _checked_messages(messages)
-        plain = {name: _plain(value, name) for name, value in arguments.items()}
+        plain = {name: _plain(value, name) for name, value in (arguments or {}).items()}
         try:
             if self._compiled is None:
                 self._compiled = self._compile()

@@ -138,9 +138,8 @@ class Tokenizer:
         template = self._templates.get(name)
         if template is None:
             raise InvalidRequest("This model has no chat template.", "Send a prompt to /v1/completions instead.")
-        return template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **{**self.special_tokens, **arguments}
-        )
+        given = {"tools": tools, "add_generation_prompt": add_generation_prompt, **self.special_tokens, **arguments}
+        return template.render(messages, given)
 
     def _look_up(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**32 else None
