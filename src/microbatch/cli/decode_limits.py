@@ -51,6 +51,17 @@ class DecodeLimits:
         )
 
 
+def limits_in_mode(
+    mode: str, model: str, dtype: str | None, device: str, context: int | None, memory: int | None, target: float | None
+) -> DecodeLimits | None:
+    """Those of a folder in decode mode; None for anything else. See `decode_limits`."""
+    if mode != "decode" or not Path(model).is_dir():
+        return None
+    return decode_limits(
+        Path(model), dtype=dtype, device=device, context=context, memory_limit=memory, target=target
+    )  # fmt: skip
+
+
 def decode_limits(
     folder: Path, *, dtype: str | None, device: str, context: int | None, memory_limit: int | None, target: float | None
 ) -> DecodeLimits:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from microbatch.cli.decode_limits import decode_limits
+from microbatch.cli.decode_limits import limits_in_mode
 from microbatch.cli.options import (
     BYTES,
     DURATION,
@@ -77,8 +77,8 @@ def command(
 
     MODEL is a built-in (mlp, cnn, transformer, decoder, moe, with settings as in mlp:depth=8,width=1024), a
     package.module:callable or file.py:callable that returns a model and an example input, a Hugging Face folder, a
-    torch.export archive (.pt2), torchvision:NAME or timm:NAME. With --mode decode and a folder, the two limits of
-    continuous batching follow: how many sequences and how many tokens per step, for --latency-target if one is given.
+    torch.export archive (.pt2), torchvision:NAME or timm:NAME. A folder in --mode decode also tells how many
+    sequences and tokens a step of continuous batching may hold, for --latency-target where one is given.
 
     \b
     Example:
@@ -130,11 +130,7 @@ def command(
     except NoAnswer:
         keep_samples(measured, outputs)
         raise
-    limits = None
-    if mode == "decode" and Path(model).is_dir():
-        limits = decode_limits(
-            Path(model), dtype=dtype, device=device, context=length, memory_limit=memory_limit, target=latency_target
-        )
+    limits = limits_in_mode(mode, model, dtype, device, length, memory_limit, latency_target)
     answer(explanation, outputs, as_json=as_json, beside={"decode_limits": limits})
     return 1 if no_piece_fits(explanation) else 0
 
