@@ -33,6 +33,7 @@ LLAMA3 = {
 }
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 2}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 7, "num_hidden_layers": 4}
+GEMMA3_LAYERS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -66,7 +67,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True}),
     "qwen3-moe-plain-shares": ("Qwen3Moe", {**MOE, "decoder_sparse_step": 1, "norm_topk_prob": False}),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
-    "gemma3": ("Gemma3Text", {**GEMMA, "rope_parameters": GEMMA3_ROPES, "final_logit_softcapping": None}),
+    "gemma3": ("Gemma3Text", {**GEMMA, "rope_parameters": GEMMA3_ROPES, "layer_types": GEMMA3_LAYERS}),
     "phi3": ("Phi3", {"sliding_window": 11}),
     "phi3-longrope": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
     "phi3-partial": (
