@@ -173,7 +173,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         bare = getattr(obj, "__wrapped__", obj)  # jinja2 wraps str.format
         subject, name = getattr(bare, "__self__", None), getattr(bare, "__name__", "")
         subject = subject if isinstance(subject, str | bytes | int) else None
-        return _bounded(functools.partial(super().call, context, obj), name, subject, args, kwargs)
+        work = functools.partial(super().call, context, obj, *args, **kwargs)
+        return _bounded(work, name, subject, (*args, *kwargs.values()))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Operators that make something larger than what they are given."""
@@ -202,11 +203,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(map(str, parts))
 
 
-def _bounded(
-    work: Callable[..., Any], name: str, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def _bounded(work: Callable[[], Any], name: str, subject: Any, given: tuple[Any, ...]) -> Any:
     """A call or filter that can make nothing too large, and whose result is counted."""
-    doing, given = _WORK.get(), (*args, *kwargs.values())
+    doing = _WORK.get()
     numbers = [abs(each) for each in given if isinstance(each, int)]
     if max(numbers, default=0) > WIDEST:
         raise TooMuch(f"a call with a number beyond {WIDEST:,}.")
@@ -214,7 +213,7 @@ def _bounded(
     if name in _GROWING:
         fields = _fields(subject) if name.startswith("format") else doing.size(subject)
         _check_size(fields, max(size, *numbers, 1))
-    result = work(*args, **kwargs)
+    result = work()
     doing.add(doing.size(result))
     return result
 
@@ -225,8 +224,8 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        work = functools.partial(function, *args[: leading + 1])
-        return _bounded(work, name, args[leading], args[leading + 1 :], kwargs)
+        work = functools.partial(function, *args, **kwargs)
+        return _bounded(work, name, args[leading], (*args[leading + 1 :], *kwargs.values()))
 
     return bounded
 
