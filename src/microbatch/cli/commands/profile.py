@@ -77,8 +77,7 @@ def command(
 
     MODEL is a built-in (mlp, cnn, transformer, decoder, moe, with settings as in mlp:depth=8,width=1024), a
     package.module:callable or file.py:callable that returns a model and an example input, a Hugging Face folder, a
-    torch.export archive (.pt2), torchvision:NAME or timm:NAME. A folder in --mode decode also tells how many
-    sequences and tokens a step of continuous batching may hold, for --latency-target where one is given.
+    torch.export archive (.pt2), torchvision:NAME or timm:NAME. Decode tells a folder's batching limits too.
 
     \b
     Example:
