@@ -22,7 +22,7 @@ OBSERVE: tuple[Mutant, ...] = (
         "web/test_metrics.py",
         ("accumulate(metrics.latency_counts)", "metrics.latency_counts", "buckets are cumulative"),
         ("if size <= bound)", "if size < bound)", "a bound belongs to its bucket"),
-        ('_field("accepted")', '_field("answered")', "accepted items are counted"),
+        ('field_of("accepted")', 'field_of("answered")', "accepted items are counted"),
     ),
     *_rows(
         "web/metrics.py",
