@@ -73,9 +73,29 @@ SERVING: tuple[Mutant, ...] = (
         ("entry.retried = True", "pass", "a killer is tried once more only"),
     ),
     *_rows(
+        "serving/engine/influx.py",
+        "serving/test_influx.py",
+        ("self._quiet[loop] <= QUIET_TURNS", "False", "requests of several turns share a batch"),
+        (
+            "        self._quiet[loop] = 0\n",
+            "        self._quiet.setdefault(loop, 0)\n",
+            "each request begins the quiet anew",
+        ),
+    ),
+    *_rows(
+        "serving/decisions/policies.py",
+        "serving/test_influx.py",
+        ("if view.reading:", "if False:", "requests that are being read are waited for"),
+        (
+            "_began(view) + seconds, GATHER_READING",
+            "NEVER, GATHER_READING",
+            "a loop that is never quiet does not stop batches",
+        ),
+    ),
+    *_rows(
         "serving/engine/service.py",
         "serving/test_batcher.py",
-        ("if queue.room_for(tenant) >= count:", "if True:", "the bound of the queue is exact"),
+        ("if self._queue.room_for(tenant) >= count else", "if True else", "the bound of the queue is exact"),
         ("                    self._queue.remove(entry)\n", "", "cancelled work never runs"),
         ("waited = self._queue.remove(entry)", "waited = False", "expired work never runs"),
         ("            self._draining = True", "            pass", "draining refuses what comes"),

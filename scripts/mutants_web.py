@@ -102,7 +102,11 @@ WEB: tuple[Mutant, ...] = (
         "web/connections.py",
         "web/test_server.py",
         ("if self._header_bytes > HEADER_LIMIT:", "if False:", "headers end"),
-        ("        if self._due is None:\n            self._expect_headers()\n", "", "later headers come in time"),
+        (
+            "            elif self._due is None:\n                self._expect_headers()\n",
+            "",
+            "later headers come in time",
+        ),
         ("elif self._due is None and self._answered_early():", "elif False:", "leftovers end"),
     ),
     *_rows(
@@ -128,5 +132,39 @@ WEB: tuple[Mutant, ...] = (
         "web/predict_operation.py",
         "web/test_openapi.py",
         ('"additionalProperties": False}', '"additionalProperties": True}', "the document forbids what is refused"),
+    ),
+    *_rows(
+        "web/direct.py",
+        "web/test_direct.py",
+        ('    b"microbatch-tenant": NEVER,\n', "", "a tenant goes the long way"),
+        (
+            "if asked.many or asked.stream or isinstance(item, Exception):",
+            "if isinstance(item, Exception):",
+            "several items",
+        ),
+        ("if application.keyed or application.deadline is not None:", "if application.keyed:", "deadlines are kept"),
+        ("result = blamed(result, form, item)\n", "", "whose fault it is"),
+        ("return small and typed", "return typed", "a body of unknown size"),
+    ),
+    *_rows(
+        "web/connections.py",
+        "web/test_direct.py",
+        (
+            "            if cycle.more_body:\n                self._go_the_long_way(cycle)\n",
+            "            pass\n",
+            "a body in two parts",
+        ),
+        ('cycle.scope["extensions"][GONE].append(withdraw)', "pass", "who has gone is withdrawn"),
+        ("if lane is not None and self._is_idle() and", "if lane is not None and", "answers are in order"),
+        ("and parser.should_keep_alive()", "", "who wants the connection closed"),
+    ),
+    *_rows(
+        "web/connections.py",
+        "web/test_hard_clients.py",
+        (
+            "            first.listens = True\n            self.flow.resume_reading()\n",
+            "            pass\n",
+            "who goes with more behind is seen",
+        ),
     ),
 )

@@ -42,7 +42,7 @@ ALSO_KNOWN = {"max_queue": "max_waiting", "profile": "profile", "devices": "devi
 
 def language_model_options(function: Function) -> Function:
     """All of `OPTIONS`, in this order."""
-    for name, (flag, how) in reversed(OPTIONS.items()):
+    for name, (flag, how) in reversed(list(OPTIONS.items())):
         function = click.option(flag, name, **how)(function)
     return function
 

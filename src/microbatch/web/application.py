@@ -15,6 +15,7 @@ from typing import Any
 from microbatch.errors import Draining, InvalidSettings
 from microbatch.serving.engine.gate import share_cpu as take_turns
 from microbatch.web.bodies import ClientGone, too_slow
+from microbatch.web.direct import lanes_of
 from microbatch.web.items import form_of
 from microbatch.web.keys import Keys
 from microbatch.web.request import Request
@@ -53,6 +54,7 @@ class Application:
         keyed: whether requests need a key.
         title: of the server, in its documents and pages.
         stopping: about to stop; streams are to end.
+        lanes: the short way of the commonest requests, by their path.
         answers: responses by the path of their route, empty where there is none, and by their status.
     """
 
@@ -76,6 +78,7 @@ class Application:
         self._stop = asyncio.Event()
         self._keys = Keys(keys)
         self._router = Router(self.routes)
+        self.lanes = lanes_of(self)
 
     @property
     def keyed(self) -> bool:
@@ -138,17 +141,31 @@ class Application:
             if watch is not None and watch.gone:
                 return
             if watch is not None and watch.slow:
-                response = self._refusal(too_slow(self.body_timeout), row, scope)
+                response = self._refusal(too_slow(self.body_timeout), row, _named(scope))
             elif self.stopping:
-                response = self._refusal(_STOPPING, row, scope)
+                response = self._refusal(_STOPPING, row, _named(scope))
             else:
                 raise
         except ClientGone:
             return
         except Exception as error:
-            response = self._refusal(error, row or self._row_at(scope["path"]), scope)
+            response = self._refusal(error, row or self._row_at(scope["path"]), _named(scope))
         self.answers[row.path if row else "", response.status] += 1
         await send_response(response, send)
+
+    def answered(self, path: str, answer: bytes | Exception) -> Response:
+        """The response to a request on the short way.
+
+        Args:
+            path: of its route.
+            answer: the body, or what went wrong.
+        """
+        if isinstance(answer, Exception):
+            response = self._refusal(answer, None, f"POST {path}")
+        else:
+            response = Response(200, answer)
+        self.answers[path, response.status] += 1
+        return response
 
     async def _stream(self, response: Response, scope: Scope, send: Any) -> None:
         """Parts as they come. What fails in between can only end the connection, which is what returning does."""
@@ -172,8 +189,8 @@ class Application:
             request.tenant = self._keys.tenant(request.header(b"authorization"), request.header(b"x-api-key"))
         return request
 
-    def _refusal(self, error: Exception, row: Route | None, scope: Scope) -> Response:
-        note(error, f"{scope['method']} {scope['path']}")
+    def _refusal(self, error: Exception, row: Route | None, what: str) -> Response:
+        note(error, what)
         answer = answer_to(error)
         document = (row.error_body if row else own_form)(answer)
         return json_response(document, answer.status, answer.headers)
@@ -195,6 +212,10 @@ class Application:
         self.stop()
         await self.drain(LAST_WORD)
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _named(scope: Scope) -> str:
+    return f"{scope['method']} {scope['path']}"
 
 
 def application(

@@ -25,6 +25,9 @@ UNTRACED = frozenset({"/", "/live", "/metrics", "/health", "/ready"})
 class RequestSpans:
     """Puts a span around each request to an application. The ``traceparent`` header of a client is its parent."""
 
+    lanes: Mapping[bytes, Any] = {}
+    """The short way has no place for a span."""
+
     def __init__(self, app: Any, tracer: Tracer) -> None:
         """
         Args:

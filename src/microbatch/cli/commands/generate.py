@@ -29,7 +29,7 @@ _SAID = 10
 
 @click.command(short_help="Answers of a language model to a file of prompts.")
 @click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))
-@click.argument("prompts", metavar="PROMPTS.jsonl", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("prompts", metavar="PROMPTS.jsonl", type=click.Path(path_type=Path))
 @click.option("--out", "out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE.jsonl",
               help="Where answers go, one JSON line each; where some are there already it goes on.")  # fmt: skip
 @click.option(

@@ -43,7 +43,11 @@ class Line:
 
     def add(self, entry: Entry) -> None:
         """Put an entry at its place."""
-        insort(self.waiting, entry, key=_order)
+        waiting = self.waiting
+        if not waiting or entry.order > waiting[-1].order:  # nearly always
+            waiting.append(entry)
+        else:
+            insort(waiting, entry, key=_order)
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out that waits here."""

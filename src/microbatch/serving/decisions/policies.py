@@ -20,6 +20,7 @@ LATEST = "the latest start that meets a deadline"
 UNKNOWN = "latency is not known yet"
 ALL_BACK = "all that were answered are back"
 GATHER_RETURNING = "those just answered are coming back"
+GATHER_READING = "requests are being read"
 GATHER_BURST = "a burst is coming in"
 
 SILENCE = 3.0
@@ -63,6 +64,8 @@ def marginal_gain(view: QueueView) -> Decision:
         return _launch(view, places, UNKNOWN)
     seconds = view.seconds(_work(view, places))
     pace, n = view.pace, len(places)
+    if view.reading:
+        return _unless_due(view, places, _began(view) + seconds, GATHER_READING, FREE)
     patience = pace.answered_at + RETURN_PATIENCE * pace.return_time
     if pace.owed and pace.owed * seconds > CLEARLY * (n + pace.owed) * pace.return_time:
         return _unless_due(view, places, min(patience, _began(view) + seconds), GATHER_RETURNING, FREE)

@@ -71,6 +71,7 @@ class QueueView(NamedTuple):
         best_size: for n waiting items, how many to launch so that all are done soonest; see `Latency.best_size`.
         pace: how requests arrive.
         uniform: every item costs 1, has the same key and no deadline.
+        reading: further requests are being read at this moment.
     """
 
     now: float
@@ -86,6 +87,7 @@ class QueueView(NamedTuple):
     best_size: Callable[[int], int] | None
     pace: Pace
     uniform: bool
+    reading: bool = False
 
 
 class Decision(NamedTuple):

@@ -24,7 +24,7 @@ from microbatch.serving.decisions.metrics import Metrics
 from microbatch.serving.decisions.policies import DEFAULT
 from microbatch.serving.decisions.queue import Entry, Reply
 from microbatch.serving.decisions.view import NEVER, Policy, Waiting
-from microbatch.serving.engine.answers import Announced, first_error, only
+from microbatch.serving.engine.answers import Announced, Told, first_error, only
 from microbatch.serving.engine.facts import Describe, length_by_mask
 from microbatch.serving.engine.gate import Gate
 from microbatch.serving.engine.prepare import Plan, check_plan, is_module, prepare
@@ -256,6 +256,34 @@ class DynamicBatcher:
                 yield await answered.get()
         finally:  # nobody waits for the rest
             service.withdraw(entries)
+
+    def post(self, item: Any, tell: Callable[[Any], None]) -> Callable[[], None] | None:
+        """Hand an item over without waiting, in the thread of a running event loop.
+
+        Args:
+            item: as the function takes it, in a list.
+            tell: called in this event loop with the result, or the exception; it must not raise.
+
+        Returns:
+            What withdraws the item, after which nobody is told; None, and nothing done, before the start.
+
+        Raises:
+            Overloaded, RequestTooLarge, Draining: the item was not accepted.
+        """
+        service = self._service
+        if service is None:
+            return None
+        told = Told(tell)
+        reply = told.reply = Reply(1, told, asyncio.get_running_loop())
+        entries = self._enter(service, (item,), reply, None, 0)
+        if not reply.left:  # a callback failed
+            reply.loop.call_soon(told.set_result, None)
+
+        def withdraw() -> None:
+            told.reply = None
+            service.withdraw(entries)
+
+        return withdraw
 
     def call(self, item: Any, *, deadline: float | None = None, priority: int = 0, tenant: str = "") -> Any:
         """As `submit`, for a thread that may wait."""

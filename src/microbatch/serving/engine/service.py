@@ -22,6 +22,7 @@ from microbatch.serving.decisions.view import NEVER, Decision, QueueView, Waitin
 from microbatch.serving.engine.alarm import Alarm
 from microbatch.serving.engine.answers import deliver
 from microbatch.serving.engine.gate import Gate, Ticket
+from microbatch.serving.engine.influx import Influx
 from microbatch.serving.engine.out_of_memory import free_again, ran_out
 from microbatch.serving.engine.prepare import Plan, Prepared, is_module
 from microbatch.serving.engine.watching import Watch, unwatched, watched
@@ -83,6 +84,7 @@ class Service:
         self._size_limit = SizeLimit(self._limits.max_batch_size)
         self._running: dict[Worker, _Batch] = {}
         self._alarm = Alarm(self._expire)
+        self._influx = Influx(self._all_read)
         self._free = 0
         self._draining = False
         self._largest_request = self._limits.max_queue_per_tenant or self._limits.max_queue
@@ -145,8 +147,8 @@ class Service:
                 self._room.wait()
             if self._draining:
                 raise self._stopping()
-            pushed_out = self._make_room(tenant, count)
-            self._pace.arrived(*(entry.facts.arrived for entry in entries))
+            pushed_out = [] if self._queue.room_for(tenant) >= count else self._make_room(tenant, count)
+            self._pace.arrived(*[entry.facts.arrived for entry in entries])
             for entry in entries:
                 entry.patient = patient
                 self._queue.add(entry)
@@ -154,9 +156,19 @@ class Service:
                     self._alarm.add(entry)
             self._counters.accepted += count
             self._counters.tenants.came("accepted", tenant, count)
-            if self._free:
+            loop = entries[0].reply.loop if entries else None
+            if loop is not None:
+                self._influx.came(loop)
+            if self._free and (loop is None or len(self._queue) >= self._size_limit.now):
                 self._work.notify(min(count, self._free))
-        deliver(pushed_out)
+        if pushed_out:
+            deliver(pushed_out)
+
+    def _all_read(self) -> None:
+        """No loop hands in requests any more: a batch that waited for them may form."""
+        with self._lock:
+            if self._free and len(self._queue):
+                self._work.notify(self._free)
 
     def withdraw(self, entries: Sequence[Entry]) -> None:
         """Nobody waits for these any more: what has not run will not run."""
@@ -334,6 +346,7 @@ class Service:
             now, queue.first(SEEN * most), len(queue), queue.oldest(), self._free, free_since, most,
             self._limits.max_queue_delay, self._limits.token_budget, self._latency.seconds if known else None,
             self._latency.best_size if known else None, self._pace.pace(now), queue.uniform,
+            bool(self._influx),
         )  # fmt: skip
 
     def _most(self) -> int:
@@ -436,14 +449,12 @@ class Service:
         )
 
     def _make_room(self, tenant: str, count: int) -> list[Reply]:
-        """Let a request in whatever it takes that is fair; requests that are answered thereby. Under the lock.
+        """Let a request into a full queue if that is fair; requests that are answered thereby. Under the lock.
 
         Raises:
             Overloaded: there is no room, nor should there be.
         """
         queue, bound = self._queue, self._limits.max_queue_per_tenant
-        if queue.room_for(tenant) >= count:
-            return []
         gone = queue.make_room(tenant, count)
         if not gone:
             self._counters.refused += count

@@ -123,6 +123,19 @@ class Reading:
             async for place, answer in answers:
                 yield places[place], answer
 
+    def post(self, item: Any, tell: Callable[[Any], None]) -> Callable[[], None] | None:
+        """As `DynamicBatcher.post`; None as well for a value that takes long to read.
+
+        Raises:
+            InvalidBatch, RequestTooLarge: the value is no item of this model.
+        """
+        if self._is_long([item]):
+            return None
+        (read,) = self._read([item])
+        if isinstance(read, Exception):
+            raise read
+        return self.engine.post(read, tell)
+
     def start(self) -> Reading:
         """As `DynamicBatcher.start`."""
         self.engine.start()
