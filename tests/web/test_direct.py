@@ -14,6 +14,7 @@ from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.web import direct
 from microbatch.web.application import application
 from microbatch.web.direct import is_plain, lanes_of
+from microbatch.web.http import LARGE
 from tests.serving.engines import Held, serving
 from tests.web.hard_clients import connect, read_answer, request, until, vanish
 from tests.web.running import running, running_application
@@ -133,11 +134,11 @@ def test_requests_in_a_row_are_answered_in_order(url: str) -> None:
 
 def test_a_large_result_comes_whole() -> None:
     with (
-        running(DynamicBatcher(lambda items: [[0.5] * direct.LARGE for _ in items])) as url,
+        running(DynamicBatcher(lambda items: [[0.5] * LARGE for _ in items])) as url,
         connect(url) as connection,
     ):
         connection.sendall(request(1))
-        assert read_answer(connection.makefile("rb")) == (200, {"result": [0.5] * direct.LARGE})
+        assert read_answer(connection.makefile("rb")) == (200, {"result": [0.5] * LARGE})
 
 
 def test_a_full_queue_refuses_at_once(taken: list[str]) -> None:
@@ -200,5 +201,5 @@ def test_a_body_of_unknown_or_great_size_is_not_plain() -> None:
     assert is_plain([typed, (b"content-length", b"12")])
     assert not is_plain([typed])
     assert not is_plain([(b"content-length", b"12")])
-    assert not is_plain([typed, (b"content-length", b"%d" % direct.LARGE)])
+    assert not is_plain([typed, (b"content-length", b"%d" % LARGE)])
     assert not is_plain([typed, (b"content-length", b"12"), (b"transfer-encoding", b"chunked")])
