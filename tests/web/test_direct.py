@@ -99,7 +99,7 @@ def test_a_body_that_is_no_json_is_told_the_same(url: str) -> None:
     [
         ("", True), ("Accept: */*\r\nUser-Agent: x\r\n", True), ("Accept: application/json\r\n", True),
         ("Accept: application/x-ndjson\r\n", False), (LONG_WAY, False), ("Microbatch-Deadline: 5\r\n", False),
-        ("Microbatch-Tenant: a\r\n", False), ("Connection: close\r\n", False), ("Expect: 100-continue\r\n", False),
+        ("X-Tenant: a\r\n", False), ("Connection: close\r\n", False), ("Expect: 100-continue\r\n", False),
         ("Content-Encoding: gzip\r\n", False),
     ],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from microbatch.web.codecs import CODECS
 from microbatch.web.http import LARGE, read, weight
 from microbatch.web.items import Form, blamed
+from microbatch.web.tenants import HEADER
 from microbatch.web.watch import GONE
 
 if TYPE_CHECKING:
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
 PATH = b"/predict"
 NEVER: frozenset[bytes] = frozenset()
 DIRECT: dict[bytes, frozenset[bytes]] = {
-    b"accept": frozenset({b"*/*", b"application/json"}),
+    b"accept": frozenset({b"*/*", b"application/json", b"application/json, text/plain, */*"}),
     b"content-encoding": frozenset({b"identity"}),
-    b"content-type": frozenset({b"application/json"}),
+    b"content-type": frozenset(
+        {b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"}
+    ),
     b"expect": NEVER,
     b"microbatch-deadline": NEVER,
     b"microbatch-many": frozenset({b"false"}),
     b"microbatch-priority": NEVER,
-    b"microbatch-tenant": NEVER,
     b"transfer-encoding": NEVER,
     b"upgrade": NEVER,
+    HEADER: NEVER,
 }
 """Headers that may make a request unusual, and the values that do not."""
 JSON = CODECS[0]
