@@ -112,7 +112,8 @@ class Run:
         try:
             self._write(about | self._child(cell, peer, setting).generate(cell.requests) | {"load": load})
         except (Failed, OSError, subprocess.CalledProcessError) as error:
-            self._children.pop((peer.name, setting.label), None)
+            if (child := self._children.pop((peer.name, setting.label), None)) is not None:
+                child.close()  # it may still use the core on which the next one is timed
             self._write(about | {"why": f"{type(error).__name__}: {error}"[-2000:]})
 
     def _child(self, cell: Cell, peer: Peer, setting: Setting) -> Child:

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from microbatch.llm.models import decoder_of
-from microbatch.llm.packed import is_available, pack
 from microbatch.llm.placement import Placement
 from microbatch.llm.runner import Row, Runner
 from microbatch.models.hugging_face import import_transformers, quiet
+from microbatch.models.packed_linear import is_available, pack
 
 HIDDEN, INNER, LAYERS, HEADS, VOCABULARY = 512, 1408, 8, 8, 32_000
 """Of the Llama with 58.5 million weights."""

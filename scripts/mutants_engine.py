@@ -42,7 +42,7 @@ ENGINE: tuple[Mutant, ...] = (
         "llm/answer_file.py",
         "llm/test_generate_files.py",
         ("os.truncate(self.path, whole)", "pass", "a torn answer is cut off"),
-        ("if digests.get(number) != digest:", "if False:", "answers to other prompts are not mixed in"),
+        ("if known is None or known != digest:", "if False:", "answers to other prompts are not mixed in"),
         ("self._check_torn(content[whole:], whole)", "pass", "nobody's file is shortened by mistake"),
         ("by_line[number] for number in sorted(by_line)", "by_line[number] for number in by_line", "in order"),
     ),

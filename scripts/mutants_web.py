@@ -142,7 +142,7 @@ WEB: tuple[Mutant, ...] = (
             "if isinstance(item, Exception):",
             "several items",
         ),
-        ("if application.keyed or application.deadline is not None:", "if application.keyed:", "deadlines are kept"),
+        ("application.keyed or application.deadline is not None or", "application.keyed or", "deadlines are kept"),
         ("result = blamed(result, form, item)\n", "", "whose fault it is"),
         ("return small and typed", "return typed", "a body of unknown size"),
     ),

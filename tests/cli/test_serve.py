@@ -334,3 +334,14 @@ def test_options_that_a_language_model_has_not(
 def test_options_of_language_models_need_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", FUNCTION, "--tpot-target", "50ms", "--dtype", "bf16", "--port", "0"]) == 2
     assert "--tpot-target, --dtype: for language models" in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_of_language_models_say_nothing_in_a_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "mlp", "--dry-run", "--max-num-tokens", "64"]) == 2
+    assert "--max-num-tokens: for language models" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_language_models_have_no_items_either(language_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [f"a={language_model}", f"b={language_model}"]
+    assert run(["serve", *models, "--max-batch-size", "8", "--port", "0"]) == 2
+    assert "--max-batch-size: not for a language model" in " ".join(capsys.readouterr().err.split())

@@ -141,6 +141,20 @@ HOSTILE = {
     "objects": "{% set ns = namespace(a=1) %}{% for i in range(99) %}{% set ns.a = dict(a=ns.a, b=ns.a) %}{% endfor %}",
     "blocks": "{% set ns = namespace(a='ab') %}{% for i in range(99) %}{% set b %}{{ ns.a }}{{ ns.a }}{% endset %}"
     "{% set ns.a = b %}{% endfor %}",
+    "lazy join": "{{ range(100000) | join('b' * 300000) }}",
+    "lazy method join": "{{ ('b' * 300000).join(range(100000) | map('string')) }}",
+    "lazy batch": "{{ ('a' * 1000000) | batch(1) | join('b' * 100000) }}",
+    "computed width": "{{ '%*d' % (4000000000, 1) }}",
+    "computed digits": "{{ '%.*f' % (4000000000, 1.0) }}",
+    "nested width": "{{ '{:{}}'.format('a', '4000000000') }}",
+    "nested place": "{{ '{0[0]:{0[1]}}'.format([1, 4000000000]) }}",
+    "format filter": "{{ '%*d' | format(400000000, 1) }}",
+    "slices": "{% set s = 'a' * 1000000 %}" + "".join(f"{{% set a{i} = s[1:] %}}" for i in range(300)),
+    "list of slices": "{% set s = 'a' * 1000000 %}{% set t = [" + "s[1:], " * 300 + "] %}",
+    "sum": "{{ ('a' * 90000) | batch(1) | sum(start=[]) }}",
+    "deep json": "{% set ns = namespace(a=1) %}{% for i in range(300) %}{% set ns.a = [ns.a] %}{% endfor %}"
+    "{{ ns.a | tojson(indent=100000) }}",
+    "many dates": "{{ strftime_now('%9999d' * 1000000) }}",
     "own text": "{% for a in range(90000) %}" + "x" * 10000 + "{% endfor %}",
 }
 

@@ -86,6 +86,15 @@ def test_logits_equal_those_of_transformers_in_any_pieces(name: str, size: int) 
         assert_close(found, reference(model, text), torch.float32)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gpt2"])
+def test_packed_weights_give_the_same_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of these models are too small to be packed by themselves."""
+    monkeypatch.setattr("microbatch.llm.packed.SMALLEST", 0)
+    model, texts = tiny(name), texts_of(random.Random(name))
+    for found, text in zip(in_pieces(Runner(decoder_of(model), 40, 4), texts, seed=5), texts, strict=True):
+        assert_close(found, reference(model, text), torch.float32)
+
+
 def test_every_known_class_has_a_model_here() -> None:
     assert {CLASSES.get(kind, f"{kind}ForCausalLM") for kind, _ in MODELS.values()} == set(KNOWN)
 
@@ -171,6 +180,27 @@ def test_a_replaced_layer_is_not_taken_for_a_plain_one() -> None:
     model = build("llama")
     model.model.layers[0].mlp.down_proj = Adapted(48, 32)
     with pytest.raises(InvalidModel, match=r"down_proj is a Adapted"):
+        decoder_of(model)
+
+
+def test_an_adapter_that_shows_the_weights_of_its_layer_is_not_passed_by() -> None:
+    class Adapter(torch.nn.Module):
+        def __init__(self, base_layer: torch.nn.Linear) -> None:
+            super().__init__()
+            self.base_layer = base_layer
+
+        @property
+        def weight(self) -> torch.Tensor:
+            return self.base_layer.weight
+
+        @property
+        def bias(self) -> torch.Tensor | None:
+            return self.base_layer.bias
+
+    model = build("llama")
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = Adapter(attention.q_proj)
+    with pytest.raises(InvalidModel, match="A Adapter stands in for a Linear"):
         decoder_of(model)
 
 

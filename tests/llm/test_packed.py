@@ -8,7 +8,8 @@ from torch.nn.functional import linear
 
 from microbatch.llm import packed
 from microbatch.llm.models import fast_arithmetic
-from microbatch.llm.packed import Linear, fused, is_available, may_be_packed
+from microbatch.llm.packed import Linear, fused, may_be_packed
+from microbatch.models.packed_linear import is_available
 
 
 @pytest.mark.parametrize("rows", [1, 2, 31, 70])

@@ -27,6 +27,10 @@ def test_numbers_end_with_one_and_give_each_piece_an_item(items: int, ranks: int
     assert all(one > other >= one / 2 for one, other in pairwise(found))
 
 
+def test_more_than_pay_are_tried_where_only_they_fit() -> None:
+    assert numbers(4096, 2, 128) == [128, 64, 32, 16, 8, 4, 2, 1]
+
+
 def test_the_search_ends_where_larger_pieces_do_not_fit_or_do_not_pay() -> None:
     slow = replace(QUICK, num_micro_batches=2, seconds=1.3)
     assert not is_over([]) and not is_over([FINE]) and not is_over([FINE, QUICK])

@@ -48,6 +48,22 @@ def test_it_ends_when_the_loop_was_quiet_for_some_turns() -> None:
     assert QUIET_TURNS + 1 < done[0] <= 3 * QUIET_TURNS
 
 
+def test_a_loop_that_was_stopped_in_the_middle_is_forgotten() -> None:
+    done: list[bool] = []
+    influx = Influx(lambda: done.append(True))
+
+    async def hand_in() -> None:
+        influx.came(asyncio.get_running_loop())
+        assert influx
+
+    for _ in range(2):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(hand_in())
+        loop.close()
+        assert not influx and not done
+    assert len(influx._quiet) == 1
+
+
 def test_the_policy_waits_for_requests_that_are_being_read_but_no_longer_than_a_batch_takes() -> None:
     def view(now: float, *, reading: bool) -> QueueView:
         return QueueView(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from microbatch.errors import InvalidBatch, InvalidModel, InvalidOutput
+from microbatch.models.packed_linear import is_available
 from microbatch.serving.engine import fast_linear
 from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.serving.engine.fast_linear import PackedLinear, with_fast_linear
@@ -244,14 +245,14 @@ def test_an_item_that_is_no_sequence() -> None:
 
 # Faster linear layers.
 
-needs_packing = pytest.mark.skipif(not fast_linear.is_available(), reason="this torch has no packed linear layers")
+needs_packing = pytest.mark.skipif(not is_available(), reason="this torch has no packed linear layers")
 
 
 @needs_packing
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 8, 33])
 def test_a_packed_layer_gives_the_same_up_to_rounding(dtype: torch.dtype, rows: int) -> None:
-    if not fast_linear.is_available(dtype):
+    if not is_available(dtype):
         pytest.skip(f"no packed linear layers in {dtype} on this processor")
     torch.manual_seed(0)
     for bias in (True, False):

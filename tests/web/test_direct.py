@@ -32,13 +32,22 @@ CASES: dict[str, Any] = {
     "what the function refuses": "refused",
     "what has no form in JSON": "no form",
     "null": None,
+    "what cannot be weighed": "no weight",
 }
+
+
+class NoWeight:
+    """A result whose size is a method, as some images have it."""
+
+    def size(self, axis: int) -> int:
+        return axis
 
 
 def run(items: list[Any]) -> list[Any]:
     if "refused" in items:
         raise ValueError("refused, in a word")
-    return [object() if item == "no form" else [item, item] for item in items]
+    odd = {"no form": object(), "no weight": NoWeight()}
+    return [odd[item] if isinstance(item, str) and item in odd else [item, item] for item in items]
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +141,14 @@ def test_requests_in_a_row_are_answered_in_order(url: str) -> None:
         assert read_answer(stream) == (200, {"result": [7, 7]})
 
 
+def test_what_is_no_request_behind_two_that_are(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(url) as connection:
+        connection.sendall(request(1) + request(2) + b"\0 is no method\r\n\r\n")
+        while connection.recv(4096):
+            pass
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_a_large_result_comes_whole() -> None:
     with (
         running(DynamicBatcher(lambda items: [[0.5] * LARGE for _ in items])) as url,
@@ -186,6 +203,16 @@ def test_several_engines_have_a_lane_each(taken: list[str]) -> None:
 def test_who_must_be_known_goes_the_long_way() -> None:
     assert lanes_of(application({"m": DynamicBatcher(run)}, keys=["a-key-of-some-length"])) == {}
     assert lanes_of(application({"m": DynamicBatcher(run)}, deadline=1.0)) == {}
+
+
+def test_a_smaller_bound_of_bodies_is_kept() -> None:
+    with running(DynamicBatcher(run), body_limit=100) as url:
+        assert answer_to(url, request("x" * 200)).startswith(b"HTTP/1.1 413 ")
+
+
+def test_names_with_a_hyphen_have_a_lane_and_those_that_a_path_spells_otherwise_have_none() -> None:
+    names = lanes_of(application({"my-model.v2": DynamicBatcher(run), "a b": DynamicBatcher(run)}))
+    assert set(names) == {b"/predict/my-model.v2"}
 
 
 def test_answers_are_counted_by_route_and_status() -> None:

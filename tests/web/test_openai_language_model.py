@@ -46,6 +46,17 @@ def test_whole_and_streamed_are_what_the_engine_gives(client: openai.OpenAI, eng
     assert whole.usage.prompt_tokens == 8
 
 
+def test_ids_of_prompts_come_once_for_each_answer_of_a_stream(client: openai.OpenAI) -> None:
+    found: dict[int, list[list[int]]] = {}
+    for chunk in complete(
+        client, PROMPTS, stream=True, max_tokens=4, n=2, extra_body={"return_token_ids": True, "ignore_eos": True}
+    ):
+        for choice in chunk.choices:
+            told = (choice.model_extra or {}).get("prompt_token_ids")
+            found.setdefault(choice.index, []).extend([told] if told is not None else [])
+    assert found == {0: [PROMPTS[0]], 1: [PROMPTS[0]], 2: [PROMPTS[1]], 3: [PROMPTS[1]]}
+
+
 def test_probabilities_and_a_chat(client: openai.OpenAI) -> None:
     scored = complete(client, PROMPTS[0], max_tokens=3, temperature=0, logprobs=2, echo=True).choices[0].logprobs
     assert len(scored.tokens) == len(scored.token_logprobs) == 8

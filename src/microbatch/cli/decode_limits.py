@@ -73,11 +73,15 @@ def decode_limits(
         context: tokens that each sequence has in the cache.
         target: seconds of a step, which is the time per output token; None for the best throughput.
     """
+    from microbatch.batch.oom import is_out_of_memory
+
     held = context or CONTEXT
     try:
         found = _measured(folder, dtype, device, held, memory_limit, target)
-    except MicrobatchError as error:
-        return DecodeLimits(None, held, target, str(error))
+    except Exception as error:  # it is beside the profile, which must not be lost with it
+        if not isinstance(error, MicrobatchError) and not is_out_of_memory(error):
+            raise
+        return DecodeLimits(None, held, target, str(error).splitlines()[0])
     return DecodeLimits(found, held, target, found.reason)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,8 @@ import click
 
 from microbatch.cli.options import BYTES, DURATION
 from microbatch.errors import InvalidSettings
-from microbatch.serving.loading.folder_kind import LANGUAGE_MODEL
+from microbatch.serving.loading.folder_kind import LANGUAGE_MODEL, kind_of
+from microbatch.serving.loading.load import name_and_text
 from microbatch.serving.loading.served import Given, Served
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -58,7 +59,7 @@ def loader(settings: Mapping[str, Any], *, alone: bool) -> Callable[[str, str, G
 
     Args:
         settings: of language models.
-        alone: nothing else is served, so that every other setting is meant for it.
+        alone: nothing but language models is served, so that every other setting is meant for them.
     """
 
     def load(text: str, name: str, given: Given) -> Served:
@@ -74,7 +75,13 @@ def loader(settings: Mapping[str, Any], *, alone: bool) -> Callable[[str, str, G
     return load
 
 
-def check_used(settings: Mapping[str, Any], served: list[Served]) -> None:
+def only_language_models(models: Sequence[str], as_kind: str | None) -> bool:
+    """Whether every text names a folder with one, as far as the files tell before anything is loaded."""
+    folders = [Path(name_and_text(text)[1]) for text in models]
+    return all(folder.is_dir() and kind_of(folder, as_kind) == LANGUAGE_MODEL for folder in folders)
+
+
+def check_used(settings: Mapping[str, Any], served: Sequence[Served]) -> None:
     """Check that settings of language models have one to be for.
 
     Raises:

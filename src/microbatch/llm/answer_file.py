@@ -36,7 +36,7 @@ class AnswerFile:
         """One more answer, in the file when this returns; a process that is killed then has lost nothing of it."""
         named = {} if line.name is None else {"id": line.name}
         document = {"line": line.number, **named, **answer, "digest": line.digest}
-        self._file.write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
+        self._file.write(json.dumps(document, ensure_ascii=False).encode(errors="replace") + b"\n")
         self._file.flush()
         if "error" not in document:
             self.answered.add(line.number)
@@ -90,9 +90,10 @@ class AnswerFile:
         try:
             document = json.loads(row)
             number, digest = document["line"], document["digest"]
+            known = digests.get(number)
         except (ValueError, TypeError, KeyError):
             raise InvalidSettings(f"Row {place} of {self.path} is no answer of this command.", _REMEDY) from None
-        if digests.get(number) != digest:
+        if known is None or known != digest:
             raise InvalidSettings(
                 f"Row {place} of {self.path} answers line {number} of other prompts, another model or other settings.",
                 _REMEDY,

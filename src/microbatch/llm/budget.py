@@ -179,7 +179,8 @@ class BudgetFollower:
                 raise InvalidSettings(f"{name} is {value}.", "Give a number above zero.")
         halved = None if time_to_first_token_target is None else time_to_first_token_target / 2
         self._target = min([each for each in (time_per_output_token_target, halved) if each is not None], default=None)
-        self._most_tokens, self._most_sequences = max_tokens or MOST_TOKENS, max_sequences or MOST_SEQUENCES
+        self._most_tokens = max_tokens or MOST_TOKENS
+        self._most_sequences = min(max_sequences or MOST_SEQUENCES, self._most_tokens)  # each takes a token in a step
         self._fitted = self.model = model
         self._samples: dict[tuple[int, ...], deque[StepSample]] = {}
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -278,7 +279,7 @@ class BudgetFollower:
             return None
         took = format_seconds(sample.seconds)
         if slower is not None and slower >= SLOW:
-            return f"{took}: the machine was busy: {slower:.1f} times what the model says"
+            return f"{took}: the machine was busy: {slower:.1f} times what the model says; or choosing tokens took long"
         prefill = sample.prefill if sample.prefill is not None else sample.tokens - sample.sequences
         if prefill > sample.sequences:
             return f"{took}: prefill of {prefill} tokens"

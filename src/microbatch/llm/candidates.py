@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32]
 
+COLDEST = 1e-30
+"""Least temperature that logits are divided by: below, fp32 has 0."""
 BLOCK = 64
 """Logits per block when the largest are looked for."""
 STRIDE = 256
@@ -37,7 +39,7 @@ def draw(logits: Tensor, params: SamplingParams, number: float) -> int:
     if 0 < params.top_k < len(logits):
         ids = largest(logits, params.top_k)
         logits = logits[torch.from_numpy(ids)]
-    weights: Weights = torch.softmax((logits - logits.max()) / params.temperature, -1).numpy()
+    weights: Weights = torch.softmax((logits - logits.max()) / max(params.temperature, COLDEST), -1).numpy()
     if params.min_p > 0:
         weights = np.where(weights >= np.float32(params.min_p) * weights.max(), weights, np.float32(0))
     if params.top_p < 1:
@@ -70,7 +72,8 @@ def least_kept(weights: Weights, top_p: float) -> np.float32:
     All weights up to ``(1 − top_p) × sum / number`` hold at most ``(1 − top_p) × sum`` together: they are not sorted.
     """
     total = float(weights.sum())
-    heavy = weights[np.flatnonzero(weights > (1 - top_p) * total / len(weights))]
+    floor = min((1 - top_p) * total / len(weights), float(weights.max()))
+    heavy = weights[np.flatnonzero(weights >= floor)]
     falling = np.sort(heavy)[::-1]
     enough = np.searchsorted(np.cumsum(falling, dtype=np.float64), top_p * total)
     return np.float32(falling[min(int(enough), len(falling) - 1)])

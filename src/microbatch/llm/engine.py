@@ -39,6 +39,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 LONG_TEXT = 20_000
 """Characters from which a prompt is made into tokens beside the event loop, not on it."""
+MOST_PRIORITY = 1_000_000
+"""Far beyond what `HEAD_START` makes of any wait; larger numbers would not be seconds any more."""
 GREEDY_16 = SamplingParams()
 
 
@@ -58,7 +60,6 @@ class LLMEngine:
         *,
         name: str = "",
         dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
         time_per_output_token_target: float | None = None,
         time_to_first_token_target: float | None = None,
         profile: str | Path | Profile | None = None,
@@ -78,7 +79,6 @@ class LLMEngine:
             tokenizer: a `microbatch.llm.tokenizer.Tokenizer`, or the folder that it is read from.
             name: for logs, errors and clients.
             dtype: of weights and cache; the model's own by default.
-            device: where it runs; the model's own by default.
             time_per_output_token_target: seconds between two tokens of a stream; bounds the tokens of a step.
             time_to_first_token_target: seconds from a request to its first token.
             profile: measured curve of the model in decode mode, for the first steps; else a second of measuring.
@@ -96,7 +96,8 @@ class LLMEngine:
             InvalidModel, InvalidSettings: what cannot be served, or settings outside their range.
         """
         self._plan = Plan(
-            model=model, tokenizer=tokenizer, dtype=dtype, device=device,
+            model=model, tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_folder(tokenizer),
+            dtype=dtype,
             time_per_output_token_target=time_per_output_token_target,
             time_to_first_token_target=time_to_first_token_target, profile=profile, memory_limit=memory_limit,
             num_blocks=num_blocks, block_size=block_size, max_num_sequences=max_num_sequences,
@@ -116,7 +117,7 @@ class LLMEngine:
 
         Args:
             path: the folder, with its tokenizer.
-            settings: as for the class.
+            settings: as for the class; and `device`, where it runs.
         """
         model, tokenizer = load_parts(Path(path), settings.pop("dtype", None), settings.pop("device", None))
         settings.setdefault("name", Path(path).resolve().name)
@@ -187,6 +188,7 @@ class LLMEngine:
             InvalidRequest, RequestTooLarge: a prompt that cannot be answered, before any is begun.
             Exception: the first that a request ends with; the others are aborted.
         """
+        self._started()
         many = _each_prompt(prompts)
         each_params = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
         if len(each_params) != len(many):
@@ -248,12 +250,14 @@ class LLMEngine:
             Exception: what a logits processor of this request raised.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[Exception | None] = loop.create_future()
         request = await self._entered(prompt, params, Reply(_resolver(future), loop=loop), deadline, priority, tenant)
         try:
-            await future
+            error = await future
         finally:
             self._abort(request)
+        if error is not None:
+            raise error
         return generation_of(request, self.tokenizer)
 
     async def stream(
@@ -345,8 +349,8 @@ class LLMEngine:
         return self._prepared
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
-            prompt = self.chat(prompt)
+        if _is_conversation(prompt):
+            prompt = self.chat(prompt)  # type: ignore[arg-type]
         return prompt_ids(prompt, self.tokenizer, self._started().limits.vocab_size)  # type: ignore[arg-type]
 
     async def _entered(
@@ -360,7 +364,7 @@ class LLMEngine:
     ) -> Request:
         if self._service is None:
             await asyncio.to_thread(self._started)
-        beside = isinstance(prompt, str) and len(prompt) > LONG_TEXT
+        beside = len(prompt) > LONG_TEXT if isinstance(prompt, str) else _is_conversation(prompt)
         ids = await asyncio.to_thread(self._ids, prompt) if beside else self._ids(prompt)
         request = self._request(ids, params, reply, deadline, priority, tenant)
         assert self._service is not None
@@ -385,6 +389,8 @@ class LLMEngine:
         check_params(params, limits.vocab_size)
         if not isinstance(tenant, str):
             raise InvalidSettings(f"tenant={tenant!r} is not text.", "Give the name of whose request it is.")
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MOST_PRIORITY:
+            raise InvalidSettings(f"priority={priority!r} is no small whole number.", "Give one; larger goes first.")
         most = limits.most_tokens(len(ids))
         wanted = most if params.max_tokens is None else params.max_tokens
         admissible(len(ids), wanted, limits.num_blocks, limits.block_size, limits.context)
@@ -424,6 +430,10 @@ class LLMEngine:
                 service.abort(request)
 
 
+def _is_conversation(prompt: Prompt) -> bool:
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
 def _each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Several prompts, although one may have been given alone."""
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | Mapping)):
@@ -435,22 +445,21 @@ def _teller(number: int, answered: SimpleQueue[tuple[int, Any]]) -> Reply:
     return Reply(lambda message: answered.put((number, message)))
 
 
-def _resolver(future: asyncio.Future[None]) -> Any:
-    """Told in the event loop of the future; it may have been cancelled meanwhile."""
+def _resolver(future: asyncio.Future[Exception | None]) -> Any:
+    """Told in the event loop of the future; it may have been cancelled meanwhile.
+
+    An error is a result here: a future refuses to raise `StopIteration`, and others are told by the same call.
+    """
 
     def resolve(message: Exception | None) -> None:
-        if future.done():
-            return
-        if message is None:
-            future.set_result(None)
-        else:
-            future.set_exception(message)
+        if not future.done():
+            future.set_result(message)
 
     return resolve
 
 
 def _checked(deadline: float) -> float:
-    with suppress(TypeError):
+    with suppress(TypeError, OverflowError):
         if math.isfinite(deadline) and deadline > 0 and not isinstance(deadline, bool):
             return deadline
     raise InvalidSettings(f"deadline={deadline!r} is no number of seconds above 0.", "Leave it out for none.")

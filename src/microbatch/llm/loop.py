@@ -36,6 +36,8 @@ from microbatch.units import format_seconds
 
 REFRESHED = 16
 """Waiting sequences whose share of the prefix cache is looked up again when a prompt has been computed."""
+COMPACT = 1024
+"""Answered requests that may stay among the deadlines, beyond as many as there are open ones."""
 NEVER = float("inf")
 logger = logging.getLogger(__name__)
 NOTHING = Found(0, 0)
@@ -118,6 +120,9 @@ class StepLoop:
         self._wait(sequence)
         if request.deadline < NEVER:
             heapq.heappush(self._deadlines, (request.deadline, sequence.key, request))
+            if len(self._deadlines) > 2 * len(self._requests) + COMPACT:
+                self._deadlines = [row for row in self._deadlines if not row[2].settled]
+                heapq.heapify(self._deadlines)
 
     def abort(self, request: Request) -> None:
         """Nobody wants the answer any more: its blocks are free at once."""
@@ -181,6 +186,7 @@ class StepLoop:
         request, pool = sequence.request, self._pool
         return SequenceView(
             sequence.key, known=len(sequence.ids), computed=sequence.computed, arrived=request.arrived,
+            answers=_answers(request),
             priority=request.priority, tenant=request.tenant, skipped=sequence.skipped, preempted=sequence.preempted,
             copies=pool.copies(sequence.key) if request.params.n > 1 else 0,
             frees=pool.frees(sequence.key) if short else None,
@@ -262,9 +268,9 @@ class StepLoop:
             self.fail(works[place].sequence.request, error)
         for place, logits in computed.every.items():
             self._score(works[place], logits)
+        self._commit(works)  # before anything ends: what was computed is counted, and others find it in the cache
         if computed.last is not None:
             self._counters.generation_tokens += self._sample(works, computed)
-        self._commit(works)
         self._observe_step(works, start, after - before)
 
     def _observe_step(self, works: list[Work], start: float, model_seconds: float) -> None:
@@ -301,9 +307,12 @@ class StepLoop:
         if first < last:
             ids = request.prompt_ids[first + 1 : last + 1]
             assert request.params.prompt_logprobs is not None
-            request.prompt_scores += logprobs_of(
-                logits[first - start : last - start], ids, request.params.prompt_logprobs
-            )
+            try:
+                request.prompt_scores += logprobs_of(
+                    logits[first - start : last - start], ids, request.params.prompt_logprobs
+                )
+            except Exception as error:  # memory, most likely
+                self.fail(request, error)
 
     def _sample(self, works: list[Work], computed: Computed) -> int:
         """Choose the next tokens and tell them; how many there were."""
@@ -328,7 +337,6 @@ class StepLoop:
         sequences, rows = [], []
         for row, place in enumerate(computed.sampled):
             sequence = works[place].sequence
-            sequence.computed = works[place].row.start + len(works[place].row.ids)
             if sequence.request.settled:
                 continue
             answers = (
@@ -365,10 +373,9 @@ class StepLoop:
         """Blocks that have become full can be found by others."""
         for work in works:
             sequence = work.sequence
-            if not sequence.request.settled:
-                self._served.computed(sequence.request.tenant, len(work.row.ids))
-            if sequence.request.settled or not sequence.opened:
+            if sequence.request.settled:
                 continue
+            self._served.computed(sequence.request.tenant, len(work.row.ids))
             sequence.computed = work.row.start + len(work.row.ids)
             full = sequence.computed // self._block_size
             if full > sequence.committed:
@@ -452,6 +459,11 @@ def _waiting_view(sequence: Sequence) -> SequenceView:
     sequence.view = SequenceView(
         sequence.key, known=len(sequence.ids), cached=sequence.found.tokens, held=sequence.found.held,
         arrived=request.arrived, priority=request.priority, tenant=request.tenant, skipped=sequence.skipped,
-        preempted=sequence.preempted,
+        preempted=sequence.preempted, answers=_answers(request),
     )  # fmt: skip
     return sequence.view
+
+
+def _answers(request: Request) -> int:
+    """Sequences that one of this request stands for: all answers until they part."""
+    return 1 if len(request.sequences) == request.params.n else request.params.n

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -81,7 +80,7 @@ class LLMMetrics:
         kv_cache_usage_perc: share of the blocks in use, 0 to 1.
         num_preemptions: sequences that lost their blocks and had to be computed again.
         prefix_cache_queries, prefix_cache_hits: tokens asked for and found.
-        prompt_tokens, generation_tokens: computed from prompts, and generated.
+        prompt_tokens, generation_tokens: of prompts, those found in the cache included, and generated.
         request_success: finished requests by finish reason: stop, length, abort, error.
         refused: requests that the waiting room had no place for.
         expired: requests whose deadline passed.
@@ -174,12 +173,6 @@ class Counters:
     def observe(self, name: str, value: float) -> None:
         """Put one observation into a histogram of `BUCKETS`."""
         self._tallies[name].observe(value)
-
-    def observe_all(self, name: str, values: Sequence[float]) -> None:
-        """Put several into one."""
-        observe = self._tallies[name].observe
-        for value in values:
-            observe(value)
 
     def event(self, now: float, kind: str, text: str) -> None:
         """Remember what happened in a step."""

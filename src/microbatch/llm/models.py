@@ -1,7 +1,7 @@
 """Decoders out of transformers' classes: the one file that knows them (5.24).
 
 Weights are shared with the model where they are used as they are; fused and packed ones are copies. The model itself is
-only read, so that it can train on; a decoder made of it does not follow.
+only read, so that it can train on; but training it makes a decoder wrong that was made before: make it anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from microbatch.llm.decoder import (
     RMSNorm,
     Rope,
 )
-from microbatch.llm.packed import Linear, fused, is_available
+from microbatch.llm.packed import Linear, fused
+from microbatch.models.packed_linear import is_available
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": silu,
@@ -141,6 +142,12 @@ def _check(model: Any) -> None:
         raise InvalidModel("The model has no weights: they lie on the meta device.", "Load them first.")
 
 
+def _check_plain(module: Any, kind: str) -> None:
+    """An adapter may stand in the place of a layer and show the weights of what it adapts."""
+    if type(module).__name__ != kind:
+        raise InvalidModel(f"A {type(module).__name__} stands in for a {kind}.", f"Merge it into a plain {kind}.")
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """A model, and the dtypes that its weights go through."""
@@ -159,6 +166,8 @@ class _Reading:
 
     def linear(self, *modules: Any) -> Linear:
         """Linear layers over the same input as one."""
+        for module in modules:
+            _check_plain(module, "Linear")
         return fused([(self.values(module.weight), self._bias(module)) for module in modules])
 
     def _bias(self, module: Any) -> Tensor | None:
@@ -201,6 +210,7 @@ def _gpt2(read: _Reading) -> Decoder:
         raise InvalidModel("This GPT2LMHeadModel attends to an encoder.", "Use one without add_cross_attention.")
 
     def linear(module: Any) -> Linear:
+        _check_plain(module, "Conv1D")
         return Linear(read.values(module.weight).T.contiguous(), read.values(module.bias))  # Conv1D is [in, out]
 
     def layer(block: Any) -> Layer:

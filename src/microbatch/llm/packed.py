@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from microbatch.models.packed_linear import SMALLEST, is_available, pack, packed_linear
+
 PACKED_ROWS = 32
 """Rows that a packed weight is laid out for; others run as well (benchmarks/generation_kernels.py has the table)."""
-SMALLEST = 128 * 128
-"""Elements of a weight below which packing it cannot pay."""
 TILES = (16, 8, 4, 2, 1)
 """Rows of one product in tiles, the first that gives a row the same bits at each of its places."""
 
@@ -36,7 +35,7 @@ class Linear:
         self.tile = 0
         self._bias = bias
         self._packed = may_be_packed(weight)
-        self._weight = pack(weight) if self._packed else weight
+        self._weight = pack(weight, PACKED_ROWS) if self._packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.tile:
@@ -46,10 +45,8 @@ class Linear:
         return torch.cat([self._product(tile) for tile in whole.split(self.tile)])[:rows]
 
     def _product(self, x: Tensor) -> Tensor:
-        if not self._packed:
-            return linear(x, self._weight, self._bias)
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return output
+        product = packed_linear if self._packed else linear
+        return product(x, self._weight, self._bias)
 
     @torch.no_grad()
     def use_tiles(self, dtype: torch.dtype, features: int, device: torch.device) -> None:
@@ -79,22 +76,3 @@ def fused(layers: Sequence[tuple[Tensor, Tensor | None]]) -> Linear:
 def may_be_packed(weight: Tensor) -> bool:
     """On a CPU, large enough, and in a dtype that this processor's oneDNN packs."""
     return weight.device.type == "cpu" and weight.numel() >= SMALLEST and is_available(weight.dtype)
-
-
-@cache
-def is_available(dtype: torch.dtype) -> bool:
-    """Whether this torch has the private operators for a dtype on this processor, and they still work as they did."""
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return False
-    try:
-        ones = torch.ones(1, 16, dtype=dtype)
-        found = torch.ops.mkldnn._linear_pointwise(ones, pack(torch.eye(16, dtype=dtype)), None, "none", [], "")
-        return bool(torch.allclose(found, ones))
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
-
-
-def pack(weight: Tensor, rows: int = PACKED_ROWS) -> Tensor:
-    """A copy in oneDNN's own layout."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
-    return packed

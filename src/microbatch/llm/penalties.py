@@ -123,4 +123,4 @@ def _processed(row: Tensor, processor: LogitsProcessor, ids: list[int]) -> Tenso
         raise InvalidOutput(
             f"The logits processor {name} gave {what} for {list(row.shape)} logits.", "Return the logits, edited."
         )
-    return found.detach().to(row)
+    return found.detach().to(row, copy=True)

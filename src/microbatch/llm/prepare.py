@@ -38,7 +38,6 @@ class Plan:
     model: Any
     tokenizer: Tokenizer
     dtype: str | torch.dtype | None
-    device: str | torch.device | None
     time_per_output_token_target: float | None
     time_to_first_token_target: float | None
     profile: str | Path | Profile | None

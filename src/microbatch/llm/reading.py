@@ -29,12 +29,14 @@ class Reader:
         self._texts = [Detokenizer(tokenizer, request.prompt_ids) for _ in range(request.params.n)]
         self._unfinished = request.params.n
         self._tokens = 0
+        self._begun: set[int] = set()
 
     def piece(self, emission: Emission) -> Piece:
         """What one step added."""
         self._tokens += 1
         self._unfinished -= emission.finish_reason is not None
-        request = self._request
+        request, begins = self._request, emission.index not in self._begun
+        self._begun.add(emission.index)
         logprobs = None if emission.chosen is None else (token_logprob(emission.chosen, self._tokenizer),)
         return Piece(
             index=emission.index,
@@ -45,6 +47,7 @@ class Reader:
             stop_reason=emission.stop_reason,
             usage=usage_of(request, self._tokens) if not self._unfinished else None,
             prompt_logprobs=prompt_logprobs(request, self._tokenizer) if self._tokens == 1 else None,
+            prompt_token_ids=request.prompt_ids if begins else None,
         )
 
     def _text(self, emission: Emission) -> str:

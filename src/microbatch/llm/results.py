@@ -68,6 +68,7 @@ class Piece:
         stop_reason: the stop string or the stop token id that ended it; None for the model's own end.
         usage: with the last piece of the request.
         prompt_logprobs: with the first piece, where they were asked for; None for the first token of the prompt.
+        prompt_token_ids: with the first piece of each completion, as in `Generation`.
     """
 
     index: int
@@ -78,6 +79,7 @@ class Piece:
     stop_reason: str | int | None = None
     usage: Usage | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

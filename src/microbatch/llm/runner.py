@@ -47,7 +47,8 @@ class Runner:
         """
         Args:
             invariant: a row's logits have the same bits whatever other rows are in the step, and however its prompt
-                is cut: linear layers in tiles of one size, attention in tiles at fixed positions.
+                is cut: linear layers in tiles of one size, attention in tiles at fixed positions. The decoder's layers
+                stay tiled: give it to no other runner.
         """
         self.decoder = decoder
         self.num_blocks, self.block_size = num_blocks, block_size

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 MOST_LOGPROBS = 1000
 """Top tokens per position at most: each one is a line of the answer."""
+LONGEST_STOP = 1000
+"""Characters of a stop string: the end of the text is held against each of its beginnings at every token."""
+MOST_ANSWERS = 128
+"""To one prompt, as OpenAI has it: they run side by side."""
 MOST_STOPS = 64
 """Stop strings, and stop tokens, at most: each is looked for at every token."""
 
@@ -62,7 +66,8 @@ class _Range:
         return (self.low < value if self.above else self.low <= value) and value <= self.high
 
 
-_FINITE = 1.7e308  # float's largest: infinity is no setting
+_FINITE = 1e30
+"""What logits are divided by or added to: well within fp32, in which tokens are chosen."""
 _RANGES: dict[str, _Range] = {
     "max_tokens": _Range(1, math.inf, "Give 1 or more, or None for as many as fit.", whole=True, optional=True),
     "min_tokens": _Range(0, math.inf, "Give 0 or more.", whole=True),
@@ -70,11 +75,11 @@ _RANGES: dict[str, _Range] = {
     "top_p": _Range(0, 1, "Give more than 0 and at most 1; 1 keeps every token.", above=True),
     "top_k": _Range(0, math.inf, "Give 0 (every token) or more.", whole=True),
     "min_p": _Range(0, 1, "Give 0 (every token) to 1."),
-    "repetition_penalty": _Range(0, _FINITE, "Give more than 0; 1 changes nothing.", above=True),
+    "repetition_penalty": _Range(1e-6, 1e6, "Give 0.000001 to 1,000,000; 1 changes nothing."),
     "presence_penalty": _Range(-2, 2, "Give -2 to 2, as OpenAI's API does."),
     "frequency_penalty": _Range(-2, 2, "Give -2 to 2, as OpenAI's API does."),
     "seed": _Range(-math.inf, math.inf, "Give a whole number, or None for one of the engine's.", True, optional=True),
-    "n": _Range(1, math.inf, "Give 1 or more.", whole=True),
+    "n": _Range(1, MOST_ANSWERS, f"Give 1 to {MOST_ANSWERS}.", whole=True),
     "logprobs": _Range(0, MOST_LOGPROBS, f"Give 0 to {MOST_LOGPROBS}, or None for none.", True, optional=True),
     "prompt_logprobs": _Range(0, MOST_LOGPROBS, f"Give 0 to {MOST_LOGPROBS}, or None for none.", True, optional=True),
 }
@@ -217,6 +222,8 @@ def _checked_stops(stop: object) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
         raise InvalidRequest(f"stop is {stop!r:.100}.", "Give texts that are not empty.")
+    if longest := max([len(text) for text in stops if len(text) > LONGEST_STOP], default=0):
+        raise InvalidRequest(f"stop has a text of {longest} characters.", f"Give {LONGEST_STOP} at most.")
     return tuple(_few(stops, "stop"))
 
 

@@ -11,11 +11,11 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.exceptions import SecurityError
@@ -35,14 +35,19 @@ MOST_TEXT = 32_000_000
 WIDEST = 1_000_000
 """The largest number that a call or filter may be given: as a width it makes so much text."""
 _WIDE = re.compile(r"\d{5}")
+_STAR = re.compile(r"%(\([^)]*\))?[-+ #0]*(\d*\.)?\*")
+_NESTED = re.compile(r"\{[^{}]*[:!][^{}]*\{")
+"""Widths that are not in the format itself, but among what is put into it: ``%*d`` and ``{:{}}``."""
+MOST_INDENT = 16
+"""Of JSON: it is written once for each level of every line."""
 _FORMATTED = 10_000
 """Characters that one field of a format makes at most, where no width has five digits."""
 _GROWING = frozenset(
     {"center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "replace", "rjust", "to_bytes"}
-    | {"tojson", "translate", "wordwrap", "zfill"}
+    | {"tojson", "translate", "zfill"}
 )
 """Methods and filters whose result may be as large as the product of what they are given."""
-_NOT_OFFERED = ("pprint", "urlize", "xmlattr")
+_NOT_OFFERED = ("pprint", "urlize", "wordwrap", "xmlattr")
 """Filters that no chat template needs and that are hard to bound."""
 
 
@@ -73,12 +78,18 @@ class _Work:
         if time.monotonic() > self.until:
             raise TooMuch(f"more than {MOST_SECONDS:g} seconds.")
 
+    def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        """The values, each a step."""
+        for each in values:
+            self.add()
+            yield each
+
     def size(self, value: Any) -> int:
         """Characters in a value, with one for each part of it: what its text would have at least."""
         waiting, found = [value], 0
         while waiting:
             each = waiting.pop()
-            found += 1 + (len(each) if isinstance(each, str | bytes) else 0)
+            found += 1 + (len(each) if isinstance(each, str | bytes | range) else 0)
             if isinstance(each, list | tuple | dict):
                 waiting += [*each.keys(), *each.values()] if isinstance(each, dict) else each
             self.steps += 1
@@ -130,9 +141,16 @@ class _Counting(NodeTransformer):
             return [_step(node, fixed), node]
         elif isinstance(node, nodes.Concat):  # a ~ b, which jinja2 would join unseen
             return _call("concatenated", node, *node.nodes)
-        elif isinstance(node, nodes.List | nodes.Tuple | nodes.Dict) and getattr(node, "ctx", "load") == "load":
+        elif _makes_values(node):
             return _call("measured", node, node)
         return node
+
+
+def _makes_values(node: nodes.Node) -> TypeGuard[nodes.Expr]:
+    """Whether it writes a value of values down, or is a slice, which jinja2 makes unseen."""
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Slice)
+    return isinstance(node, nodes.List | nodes.Tuple | nodes.Dict) and getattr(node, "ctx", "load") == "load"
 
 
 def _call(name: str, near: nodes.Node, *args: nodes.Expr) -> nodes.Expr:
@@ -184,6 +202,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif operator == "*":
             _check_size(*(abs(each) if isinstance(each, int) else work.size(each) for each in (left, right)))
         elif operator == "%":
+            if _STAR.search(str(left)):
+                raise TooMuch("a format with a computed width.")
             _check_size(_fields(left), work.size(right))
         result = super().call_binop(context, operator, left, right)
         work.add(work.size(result))
@@ -195,7 +215,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return ""
 
     def measured(self, value: Any) -> Any:
-        """A list, tuple or object that the template wrote down; `call` measures it."""
+        """A list, tuple, object or slice that the template made; `call` measures it."""
         return value
 
     def concatenated(self, *parts: Any) -> str:
@@ -211,9 +231,15 @@ def _bounded(work: Callable[[], Any], name: str, subject: Any, given: tuple[Any,
         raise TooMuch(f"a call with a number beyond {WIDEST:,}.")
     size = doing.size(given)
     if name in _GROWING:
+        if name.startswith("format") and (_NESTED.search(_bare(subject)) or _STAR.search(_bare(subject))):
+            raise TooMuch("a format with a computed width.")
         fields = _fields(subject) if name.startswith("format") else doing.size(subject)
         _check_size(fields, max(size, *numbers, 1))
+    if name == "sum" and any(isinstance(each, list | tuple | str) for each in given):
+        raise TooMuch("a sum of lists, which copies them again and again.")
     result = work()
+    if isinstance(result, Iterator | KeysView | ValuesView | ItemsView):  # else they would come unseen
+        result = list(doing.counted(result))
     doing.add(doing.size(result))
     return result
 
@@ -242,6 +268,11 @@ def _check_size(*factors: float) -> None:
         raise TooMuch(f"an operation that may make more than {MOST_TEXT:,} characters.")
 
 
+def _bare(text: Any) -> str:
+    """A format without its braces that stand for braces."""
+    return str(text).replace("{{", "").replace("}}", "")
+
+
 def _fields(text: Any) -> int:
     """Characters that a format may have without what is put into it."""
     if _WIDE.search(text if isinstance(text, str) else repr(text)):
@@ -262,7 +293,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    _fields(form)
+    _check_size(_fields(form))
     return datetime.now().strftime(form)
 
 
@@ -274,6 +305,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Without the escapes for HTML that jinja2's own has, and with the options that transformers offers."""
+    if indent is not None and (len(indent) if isinstance(indent, str) else indent) > MOST_INDENT:
+        raise TooMuch(f"an indent beyond {MOST_INDENT}.")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -53,6 +53,7 @@ class SequenceView:
         copies: blocks to be copied before it writes, see `BlockPool.copies`.
         frees: blocks that come free when it ends, see `BlockPool.frees`; None means all that it holds.
         held: while it waits, blocks of its cached part that others use now, see `BlockPool.look`.
+        answers: sequences that it becomes once its prompt has been computed.
     """
 
     key: Hashable
@@ -68,6 +69,7 @@ class SequenceView:
     copies: int = 0
     frees: int | None = None
     held: int = 0
+    answers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,7 @@ def _entrance(
     view: SchedulerView, running: Sequence[SequenceView], prefills: Sequence[SequenceView], free: int
 ) -> Entrance:
     """Who waits and fits: all its tokens, beside what prompts under way still need and some blocks to grow into."""
-    size, slots = view.block_size, view.budget.max_sequences - len(running)
+    size, slots = view.block_size, view.budget.max_sequences - sum([each.answers for each in running])
     room = free - sum([-(-each.known // size) - _blocks(each, size) for each in prefills])
     if slots <= 0 or (room <= 0 and running):
         return Entrance(closed="as many sequences as allowed run" if slots <= 0 else "no blocks are free")
@@ -260,13 +262,17 @@ def _entrance(
             closed = f"one that waits needs {needed} blocks, and {max(0, room)} are free"
             if each.skipped >= MOST_SKIPS:
                 break
+        elif beside and each.answers > slots:
+            closed = "as many sequences as allowed run"
+            break
         elif beside and not pace.allows(each):
             closed = "one more would make each step too long"
             break
         else:
             newcomers.append(each)
             room -= needed
-            if len(newcomers) == slots:
+            slots -= each.answers
+            if slots <= 0:
                 break
     return Entrance(tuple(newcomers), tuple(looked_at), closed)
 
@@ -317,13 +323,14 @@ class _Pace:
     def __init__(self, view: SchedulerView, running: Sequence[SequenceView]) -> None:
         self._model, seconds = view.model, view.budget.seconds
         self._allowed = GROWTH_SHARE * seconds if seconds is not None else None
-        self._count, self._known = len(running), sum([each.known for each in running])
+        self._count = sum([each.answers for each in running])
+        self._known = sum([each.known * each.answers for each in running])
 
     def allows(self, sequence: SequenceView) -> bool:
         """Whether it may begin too; if so it is counted."""
         if self._model is None or self._allowed is None:
             return True
-        count, known = self._count + 1, self._known + sequence.known
+        count, known = self._count + sequence.answers, self._known + sequence.known * sequence.answers
         if self._model.seconds(count, known, count) > self._allowed:
             return False
         self._count, self._known = count, known

@@ -111,10 +111,12 @@ class Service:
         Args:
             timeout: seconds after which what is unfinished is answered with `Draining`; None waits for all.
         """
+        if self._pid != os.getpid():  # whoever held the lock in the fork's parent will never give it back here
+            return
         with self._changed:
             self._draining = True
             self._changed.notify()
-        if self._pid != os.getpid() or not self._thread.ident:
+        if not self._thread.ident:
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -123,10 +125,12 @@ class Service:
 
     def stop(self) -> None:
         """Stop soon: nobody refers to the engine any more, or the process ends."""
+        if self._pid != os.getpid():
+            return
         with self._changed:
             self._draining = self._giving_up = True
             self._changed.notify()
-        if self._pid == os.getpid() and self._thread.ident and self._thread is not threading.current_thread():
+        if self._thread.ident and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE)
 
     def seconds_to_drain(self) -> float:
@@ -137,18 +141,28 @@ class Service:
         return float(seen.total / seen.count * max(1.0, self.waiting / max(1, self.running)))
 
     def _serve(self) -> None:
-        """What the thread does all its life."""
-        while self._take():
-            try:
-                done = self._loop.step()
-            except Exception as error:  # nothing may end the thread, and nobody may be left without an answer
-                logger.exception("%s: a step failed", self.name)
-                self._loop.fail_all(_told(error))
-                continue
-            if not done:
-                with self._changed:
-                    if not self._inbox:
-                        self._changed.wait(BLOCKED)
+        """What the thread does all its life. However it ends, nobody is left without an answer."""
+        try:
+            while self._take():
+                self._step()
+        except BaseException:  # a logits processor that leaves the program, or a defect of the last line of defence
+            logger.critical("%s: its thread was ended", self.name, exc_info=True)
+        finally:
+            with self._changed:
+                self._draining = self._giving_up = True
+            self._take()
+
+    def _step(self) -> None:
+        try:
+            done = self._loop.step()
+        except Exception as error:  # nothing that a step does may end the thread
+            logger.exception("%s: a step failed", self.name)
+            self._loop.fail_all(_told(error))
+            return
+        if not done:
+            with self._changed:
+                if not self._inbox:
+                    self._changed.wait(BLOCKED)
 
     def _take(self) -> bool:
         """Wait for work and take in what has come; False when it is time to end."""
@@ -158,16 +172,17 @@ class Service:
             messages = list(self._inbox)
             self._inbox.clear()
             self._entering = 0
+            ending, giving_up = self._draining, self._giving_up  # with these messages: none comes once it drains
         for act, request in messages:
             try:
                 act(request)
             except Exception as error:
                 logger.exception("%s: a request could not be taken in", self.name)
                 self._loop.fail(request, _told(error))
-        if self._giving_up:
+        if giving_up:
             self._loop.fail_all(self._stopping())
             return False
-        return self._loop.busy or not self._draining
+        return self._loop.busy or not ending
 
     def _stopping(self) -> Draining:
         return Draining(f"{self.name} is about to stop.", "Send the request to another server.")

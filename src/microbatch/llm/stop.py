@@ -22,7 +22,6 @@ class StopFilter:
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         self._stops, self._include = tuple(stop), include
-        self._beginnings = frozenset(text[:size] for text in stop for size in range(1, len(text)))
         self._longest = max(map(len, stop), default=0)
         self._held = ""
         self._matched: str | None = None
@@ -53,4 +52,4 @@ class StopFilter:
     def _begun(self, text: str) -> int:
         """Characters at the end of `text` that may be the beginning of a stop string."""
         sizes = range(min(self._longest - 1, len(text)), 0, -1)
-        return next((size for size in sizes if text[-size:] in self._beginnings), 0)
+        return next((size for size in sizes if any(each.startswith(text[-size:]) for each in self._stops)), 0)

@@ -15,9 +15,9 @@ from typing import Any
 from microbatch.errors import InvalidModel, InvalidRequest
 from microbatch.llm.chat import ChatTemplate, find_template
 from microbatch.models.json_file import json_of
+from microbatch.models.tokenizer_file import read_tokenizer
 
 _ONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_LOST = "\N{REPLACEMENT CHARACTER}"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Tokens with a name, which templates refer to."""
 
@@ -61,7 +61,7 @@ class Tokenizer:
         """
         folder = Path(path)
         settings = json_of(folder / "tokenizer_config.json")
-        tokenizer = _read(folder)
+        tokenizer = read_tokenizer(folder)
         special = _special_tokens({**json_of(folder / "special_tokens_map.json"), **settings})
         return cls(
             tokenizer,
@@ -182,25 +182,6 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTES = _byte_characters()
-
-
-def _read(folder: Path) -> Any:
-    file = folder / "tokenizer.json"
-    try:
-        from tokenizers import Tokenizer as Reader
-    except ImportError as error:
-        raise InvalidModel(
-            f"{folder} needs the package tokenizers, which is not installed.", "pip install 'microbatch[llm]'"
-        ) from error
-    if not file.is_file():
-        raise InvalidModel(
-            f"{folder} has no tokenizer.json.",
-            "Write it: AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
-        )
-    try:
-        return Reader.from_file(str(file))
-    except Exception as error:
-        raise InvalidModel(f"{file} cannot be read: {error}.", "Download or write it again.") from error
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

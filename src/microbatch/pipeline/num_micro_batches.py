@@ -49,7 +49,7 @@ class Tried:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def numbers(items: int, ranks: int) -> list[int]:
+def numbers(items: int, ranks: int, most: int | None = None) -> list[int]:
     """Numbers to try, the most first: each has pieces of about twice the size of those before.
 
     >>> numbers(64, 2)
@@ -57,8 +57,7 @@ def numbers(items: int, ranks: int) -> list[int]:
     >>> numbers(5, 2)
     [5, 3, 2, 1]
     """
-    most = min(items, MOST_PER_RANK * ranks)
-    found = [most]
+    found = [most or min(items, MOST_PER_RANK * ranks)]
     while found[-1] > 1:
         found.append(-(-found[-1] // 2))
     return found

@@ -134,7 +134,7 @@ class Connection(HttpToolsProtocol):
 
     def _listen(self) -> None:
         """uvicorn stops reading when requests wait, and the task of the first one begins again; here there is none."""
-        first: Any = self._unanswered[0]
+        first: Any = next(iter(self._unanswered), None)  # none where they have just been given up
         if type(first) is Cycle and not first.listens:
             first.listens = True
             self.flow.resume_reading()
@@ -191,7 +191,7 @@ class Connection(HttpToolsProtocol):
 
     def _answer(self, cycle: Cycle, answer: bytes | Exception) -> None:
         """Write the answer of a request on the short way."""
-        if cycle.disconnected:
+        if cycle.disconnected or self.transport.is_closing():
             return
         response = self.app.answered(cycle.lane.path, answer)
         body, head = response.body, [STATUS_LINE[response.status]]

@@ -71,7 +71,7 @@ def usage_document(usages: Iterable[Usage]) -> dict[str, Any]:
 
 
 def ids_of(asked: Sampled, prompt: Sequence[int] | None, answer: Sequence[int]) -> dict[str, Any]:
-    """Token ids of a choice, where they are wanted; None for a prompt that was told already."""
+    """Token ids of a choice, where they are wanted; None for a prompt that an earlier piece told."""
     if not asked.return_token_ids:
         return {}
     told = {} if prompt is None else {"prompt_token_ids": list(prompt)}

@@ -189,7 +189,7 @@ class _Stream:
             "delta": {"content": piece.text} if piece.text else {},
             "logprobs": None if piece.logprobs is None else for_chats(piece.logprobs),
             "finish_reason": piece.finish_reason,
-        } | ids_of(asked, None, piece.token_ids)
+        } | ids_of(asked, piece.prompt_token_ids, piece.token_ids)
         if piece.finish_reason is not None:
             choice["stop_reason"] = piece.stop_reason
         more = {} if piece.prompt_logprobs is None else {"prompt_logprobs": for_prompts(piece.prompt_logprobs)}

@@ -155,7 +155,7 @@ class _Stream:
         }  # fmt: skip
         if piece.prompt_logprobs is not None:
             choice["prompt_logprobs"] = for_prompts(piece.prompt_logprobs)
-        return [self._head.chunk([choice | ids_of(asked, None, piece.token_ids)], asked)]
+        return [self._head.chunk([choice | ids_of(asked, piece.prompt_token_ids, piece.token_ids)], asked)]
 
     def last(self) -> list[dict[str, Any]]:
         """The tokens counted, where that was asked for."""

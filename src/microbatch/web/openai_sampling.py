@@ -14,20 +14,18 @@ import msgspec
 from msgspec import Meta
 
 from microbatch.errors import InvalidRequest
-from microbatch.llm.sampling_params import MOST_STOPS, SamplingParams, check_params
+from microbatch.llm.sampling_params import LONGEST_STOP, MOST_ANSWERS, MOST_STOPS, SamplingParams, check_params
 from microbatch.web.openai_errors import InvalidMember
 from microbatch.web.request import Request
 
 MOST_TOP = 20
 """Likely tokens that may be asked for at each place, as OpenAI's chat has it."""
-MOST_ANSWERS = 128
-"""To one prompt, as OpenAI has it."""
 MOST_BIASES = 1024
 """Token ids in a `logit_bias`, which is gone through for every token."""
 
 Top = Annotated[int, Meta(ge=0, le=MOST_TOP)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Stop = Annotated[str, Meta(min_length=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 

@@ -45,7 +45,7 @@ TEXT_SERIES = (
     _vllm("num_preemptions", "counter", "Sequences that gave their blocks back and were computed again."),
     _vllm("prefix_cache_queries", "counter", "Tokens of prompts that were looked for in the cache."),
     _vllm("prefix_cache_hits", "counter", "Tokens of prompts that were found there."),
-    _vllm("prompt_tokens", "counter", "Tokens of prompts that were computed."),
+    _vllm("prompt_tokens", "counter", "Tokens of prompts, those found in the cache included."),
     _vllm("generation_tokens", "counter", "Tokens that were generated."),
     Series("request_success", "counter", "Requests and answers by how they ended.", _reasons, ("finished_reason",),
            VLLM, MODEL_NAME),

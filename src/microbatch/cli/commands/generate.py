@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 DTYPES = ("fp32", "bf16", "fp16")
 _ENGINE = ("dtype", "device", "memory_limit", "time_per_output_token_target")
 """Options that are settings of the engine; the others are of `SamplingParams`."""
+MODEL_FILES = (".json", ".safetensors", ".jinja")
+"""Files of a folder that make the model."""
+SAMPLED = 1 << 20
+"""Bytes at each end of such a file that tell it from another of its size."""
 _SAID = 10
 """Failed lines that are named one by one."""
 
@@ -68,9 +73,11 @@ def command(*, model: Path, prompts: Path, out: Path, as_json: bool, **asked: An
     """
     from microbatch.llm.answer_file import AnswerFile
     from microbatch.llm.prompt_file import read_prompts
+    from microbatch.llm.sampling_params import SamplingParams
 
     _check_folder_of(out)
     engine, common = _settings(**asked)
+    SamplingParams(**common)  # a mistake of the command line is none of the lines
     lines = read_prompts(prompts, common, _told_apart(model, engine.get("dtype")))
     start = time.monotonic()
     with AnswerFile(out, lines) as answers, measuring() as progress:
@@ -95,11 +102,17 @@ def _check_folder_of(out: Path) -> None:
 
 
 def _told_apart(model: Path, dtype: str | None) -> str:
-    """What tells this model from another, as far as can be seen without reading its weights."""
-    files = (
-        sorted((each.name, each.stat().st_size) for each in model.iterdir() if each.is_file()) if model.is_dir() else []
-    )
-    return f"{files} {dtype}"
+    """What tells this model from another: its settings, and of its weights the sizes and both ends."""
+    seen = hashlib.sha256()
+    for each in sorted(model.iterdir()) if model.is_dir() else []:
+        if each.suffix in MODEL_FILES:
+            size = each.stat().st_size
+            seen.update(f"{each.name} {size} ".encode())
+            with each.open("rb") as file:
+                seen.update(file.read(SAMPLED))
+                file.seek(max(0, size - SAMPLED))
+                seen.update(file.read())
+    return f"{seen.hexdigest()} {dtype}"
 
 
 def _answer(

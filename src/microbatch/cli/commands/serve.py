@@ -10,7 +10,13 @@ import click
 
 from microbatch.cli.options import BYTES, DURATION, as_json_option
 from microbatch.cli.output import answer, print_json
-from microbatch.cli.serve_language_models import check_used, language_model_options, loader, taken_from
+from microbatch.cli.serve_language_models import (
+    check_used,
+    language_model_options,
+    loader,
+    only_language_models,
+    taken_from,
+)
 from microbatch.cli.serve_options import FILE, application_options, engine_options, settings_of
 from microbatch.errors import InvalidSettings
 from microbatch.serving.loading.folder_kind import EMBEDDINGS, LANGUAGE_MODEL, MODULE
@@ -104,6 +110,7 @@ def command(
     if dry_run:
         from microbatch.cli.serve_dry_run import expected
 
+        check_used(language, ())
         answer(expected(models, given, rates or (), traffic or "poisson", as_kind), (), as_json=as_json)
         return 0
     server: dict[str, Any] = {"host": host, "port": port, "drain_timeout": drain_timeout}
@@ -150,7 +157,7 @@ def _serve(
     from microbatch.web.tracing import traced_if_wanted
 
     with collected_warnings() as warnings:
-        more = {LANGUAGE_MODEL: loader(language, alone=len(models) == 1)}
+        more = {LANGUAGE_MODEL: loader(language, alone=only_language_models(models, as_kind))}
         served = load_all(models, given, as_kind=as_kind, more=more)
         check_used(language, served)
         app = traced_if_wanted(application({each.name: each.engine for each in served}, **application_options))

@@ -1,7 +1,6 @@
 """Linear layers on a CPU with weights packed beforehand: torch's own repacks its weight in each call of a small batch.
 
-The operators are private to torch, so they are tried first, and a layer is replaced only where the packed form was
-measured to be faster here and gives the same answer up to rounding.
+A layer is replaced only where the packed form was measured to be faster here and gives the same answer up to rounding.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from microbatch.batch.exactness import TOLERANCE, relative_difference
+from microbatch.models.packed_linear import SMALLEST, is_available, pack, packed_linear
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,6 @@ SIZES = (1, 8, 32)
 ROUNDS = 7
 FASTER = 0.95
 """Its time, over torch's, summed over the sizes as shares, must be at most this."""
-SMALLEST = 128 * 128
-"""Elements of a weight below which packing it cannot pay."""
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -42,11 +40,10 @@ class PackedLinear(nn.Module):
         """
         super().__init__()
         self.bias = layer.bias
-        self.packed = _pack(layer.weight, rows)
+        self.packed = pack(layer.weight, rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return output
+        return packed_linear(x, self.packed, self.bias)
 
 
 def with_fast_linear(model: nn.Module) -> nn.Module:
@@ -70,16 +67,6 @@ def with_fast_linear(model: nn.Module) -> nn.Module:
         return model
     logger.info("%d of %d linear layers run with packed weights.", len(chosen), len(layers))
     return _replaced(model, chosen)
-
-
-def is_available(dtype: torch.dtype = torch.float32) -> bool:
-    """Whether this torch has the operators for a dtype on this processor, and they still work as they did."""
-    try:
-        ones = torch.ones(1, 16, dtype=dtype)
-        found = torch.ops.mkldnn._linear_pointwise(ones, _pack(torch.eye(16, dtype=dtype), 1), None, "none", [], "")
-        return bool(torch.allclose(found, ones))
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
 
 
 def _may_be_packed(layer: nn.Module) -> bool:
@@ -118,11 +105,6 @@ def _seconds(form: Callable[[Tensor], Tensor], x: Tensor) -> float:
     start = time.perf_counter()
     form(x)
     return time.perf_counter() - start
-
-
-def _pack(weight: Tensor, rows: int) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
-    return packed
 
 
 def _replaced(model: nn.Module, chosen: dict[str, PackedLinear]) -> nn.Module:

@@ -22,12 +22,15 @@ class Influx:
         self._quiet: dict[AbstractEventLoop, int] = {}
 
     def __bool__(self) -> bool:
-        """Whether a loop hands in requests."""
-        return bool(self._quiet)
+        """Whether a loop hands in requests; one that was stopped in the middle of it does not."""
+        return any(loop.is_running() for loop in tuple(self._quiet))
 
     def came(self, loop: AbstractEventLoop) -> None:
         """A request has been handed in by this loop."""
         if loop not in self._quiet:
+            for other in tuple(self._quiet):
+                if other.is_closed():
+                    del self._quiet[other]
             loop.call_soon(self._look, loop)
         self._quiet[loop] = 0
 

@@ -23,7 +23,7 @@ from microbatch.models.json_file import json_of
 from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.serving.loading.reading import Embedding, Reading
 from microbatch.serving.loading.served import Given, Served
-from microbatch.serving.loading.texts import PaddedRows, TextReader, longest_of, padding_of, read_tokenizer
+from microbatch.serving.loading.texts import PaddedRows, TextReader, cutting_tokenizer, longest_of, padding_of
 
 SMALLEST_SUM = 1e-9
 """What a sum of weights is never divided below, as sentence-transformers has it."""
@@ -213,7 +213,7 @@ def _poolings(file: Path) -> tuple[str, ...]:
 
 def _reader(folder: SentenceFolder, encoder: Any) -> TextReader:
     longest = longest_of(folder.path, max_positions(encoder.config), folder.longest)
-    tokenizer = read_tokenizer(folder.path, longest)
+    tokenizer = cutting_tokenizer(folder.path, longest)
     vocabulary = encoder.get_input_embeddings().num_embeddings
     if tokenizer.get_vocab_size() > vocabulary:
         raise InvalidModel(

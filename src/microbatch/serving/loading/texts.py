@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from microbatch.errors import InvalidBatch, InvalidModel, RequestTooLarge
-from microbatch.models.folder import INSTALL
 from microbatch.models.json_file import json_of
+from microbatch.models.tokenizer_file import read_tokenizer
 
 Ids = NDArray[np.int64]
 
@@ -132,26 +132,13 @@ class PaddedRows:
         return len(row)
 
 
-def read_tokenizer(folder: Path, longest: int) -> Any:
+def cutting_tokenizer(folder: Path, longest: int) -> Any:
     """The tokenizer of a folder, cutting at `longest` tokens and padding nothing.
 
     Raises:
-        InvalidModel: the package is missing, or the folder has no tokenizer.json or a broken one.
+        InvalidModel: see `microbatch.models.tokenizer_file`; or so few tokens leave none for a text.
     """
-    file = folder / "tokenizer.json"
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise InvalidModel(f"{folder} is served on texts, and the package tokenizers is missing.", INSTALL) from error
-    if not file.is_file():
-        raise InvalidModel(
-            f"{folder} has no tokenizer.json.",
-            "Write it: AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:
-        raise InvalidModel(f"{file} cannot be read: {error}.", "Download or write it again.") from error
+    tokenizer = read_tokenizer(folder)
     if longest <= tokenizer.num_special_tokens_to_add(False):
         raise InvalidModel(f"{folder} takes {longest} tokens, which leaves none for a text.", "Check max_seq_length.")
     tokenizer.no_padding()

@@ -17,7 +17,7 @@ from microbatch.serving.engine.batcher import DynamicBatcher
 from microbatch.serving.loading.modules import Bound, from_loaded
 from microbatch.serving.loading.reading import Reading
 from microbatch.serving.loading.served import Given, Served
-from microbatch.serving.loading.texts import PaddedRows, TextReader, longest_of, padding_of, read_tokenizer
+from microbatch.serving.loading.texts import PaddedRows, TextReader, cutting_tokenizer, longest_of, padding_of
 
 LENGTHS = (5, 12, 9)
 """Tokens of the examples."""
@@ -38,7 +38,7 @@ def from_folder(text: str, name: str, given: Given) -> Served:
     model: Any = loaded.model
     folder = Path(text)
     longest = longest_of(folder, max_positions(model.config), None)
-    tokenizer = read_tokenizer(folder, longest) if (folder / "tokenizer.json").is_file() else None
+    tokenizer = cutting_tokenizer(folder, longest) if (folder / "tokenizer.json").is_file() else None
     reader = TextReader(tokenizer, longest, text_config(model.config).vocab_size)
     engine = DynamicBatcher(
         Bound(model, "", _constants(loaded)).eval(),

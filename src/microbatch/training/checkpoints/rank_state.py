@@ -17,6 +17,7 @@ from microbatch.batch.size_limit import SizeLimit
 from microbatch.training.checkpoints.plain_values import Packer, unpack
 from microbatch.training.memory.micro_batch_size import Choice
 from microbatch.training.memory.snapshot import random_state, set_random_state
+from microbatch.training.ranks.distributed import is_pipeline
 
 if TYPE_CHECKING:
     from microbatch.training.step import TrainStep
@@ -101,6 +102,8 @@ def _put_back_learnt(step: TrainStep, saved: Sequence[Mapping[str, Any]], same: 
         limits = [one["limit"]["largest"] for one in saved if one["limit"]["largest"] is not None]
         limit = SizeLimit(largest=min(limits, default=None))
     step._recovery.limit = limit
+    if is_pipeline(step.model):  # what one process chose is a size, and says nothing of a number
+        choice = None
     step.choice = None if choice is None else Choice(micro_batch_size=choice["size"], reason=choice["reason"])
 
 

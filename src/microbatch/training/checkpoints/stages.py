@@ -64,8 +64,13 @@ def own_part(pipe: Pipeline, groups: Sequence[Mapping[str, Any]], packed: Packed
             "Load it into a pipeline of the model that it was saved from, with the same groups of parameters.",
         )
     mine = {name for group in groups for name in group["params"]}
+    held = {pipe.first_name(name) for name, _ in pipe.named_parameters()}
     own_groups = [
-        {**theirs, "params": [name for name in ours["params"] if name in theirs["params"] or name not in whole]}
+        {
+            **theirs,
+            "params": [name for name in theirs["params"] if name in held]
+            + [name for name in ours["params"] if name not in whole],
+        }
         for ours, theirs in zip(groups, optimizer["groups"], strict=True)
     ]
     state = {name: values for name, values in optimizer["state"].items() if name in mine}

@@ -3,7 +3,7 @@
 The pipeline runs a few micro-batches of each of some sizes, the smallest first: what its actions and messages take and
 what its forwards keep is measured, and a whole step of so many pieces simulated with that. A size is run only where
 what the smaller one kept says that it fits. All ranks decide alike, from what all have said; of replicas the slowest
-counts. Gradients, buffers and random state are put back.
+counts. Gradients are cleared, buffers and random state put back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from microbatch.pipeline.execution.measuring import timeline_of
 from microbatch.pipeline.execution.pipeline import Pipeline
 from microbatch.pipeline.execution.saved import counting_saved
 from microbatch.pipeline.measured import measured_costs
-from microbatch.pipeline.num_micro_batches import IN_A_TRIAL, Tried, best, held, is_over, larger, numbers, reason
+from microbatch.pipeline.num_micro_batches import (
+    IN_A_TRIAL,
+    MOST_PER_RANK,
+    Tried,
+    best,
+    is_over,
+    larger,
+    numbers,
+    reason,
+)
+from microbatch.pipeline.num_micro_batches import held as held_at_most
 from microbatch.pipeline.placement import stages_of
 from microbatch.pipeline.simulate import simulate
 from microbatch.pipeline.timeline import Timeline
@@ -39,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LEAST = 2
+"""Items in a piece that is run before anything is known: a batch norm needs two."""
 REPEATS = 2
 """Trials of a size that are timed, after one that is not."""
 
@@ -77,7 +89,7 @@ class _Search:
         limit, source = self._room()
         tried: list[Tried] = []
         costs: Costs | None = None
-        for number in numbers(items, self._pipe.ranks):
+        for number in numbers(items, self._pipe.ranks, self._most(items)):
             size = -(-items // number)
             if is_over(tried):
                 break
@@ -99,6 +111,19 @@ class _Search:
             budget_source=source,
         )
 
+    def _most(self, items: int) -> int:
+        """Micro-batches to begin with: more than pay anything where only so small pieces fit."""
+        most = min(items, MOST_PER_RANK * self._pipe.ranks)
+        if most == items:
+            return most
+        least = self._measured(LEAST, -(-items // LEAST))
+        while most < items:
+            size = -(-items // most)
+            if size <= LEAST or self._judged(most, size, larger(least, size / LEAST)).fits:
+                break
+            most = min(items, 2 * most)
+        return most
+
     def _agreed_items(self) -> int:
         """Of the smallest replica that has any; 0 where none has, or where somebody cut a batch already."""
         with self._ranks.together():
@@ -118,9 +143,12 @@ class _Search:
         device, optimizer = device_of(self._pipe), self._step.optimizer
         weights = list(self._pipe.parameters())
         state = (value for one in optimizer.state.values() for value in one.values())
-        always = bytes_of(local([*weights, *self._pipe.buffers(), *state]))
+        held = [*weights, *self._pipe.buffers(), *state]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        always = bytes_of(local(held))
         always += bytes_of(local(weight for weight in weights if weight.requires_grad)) + state_bytes(optimizer)
-        budget, source = budget_of(always, device, self._step.memory_limit or self._pipe.memory_limit)
+        now = bytes_of(local([*held, *gradients]))  # what is to come is not held yet
+        budget, source = budget_of(now, device, self._step.memory_limit or self._pipe.memory_limit)
         with self._ranks.together():
             said = self._ranks.share({"place": [self._replica, self._pipe.rank], "always": always,
                                       "budget": budget, "source": source})  # fmt: skip
@@ -153,7 +181,7 @@ class _Search:
     def _judged(self, number: int, size: int, costs: Costs) -> Tried:
         """A step of so many pieces, as slow as on the slowest replica, and in memory where there is least room."""
         schedule = self._pipe.schedule_of(number)
-        peak, fits = held(schedule, costs, self._limits)
+        peak, fits = held_at_most(schedule, costs, self._limits)
         seconds = simulate(schedule, costs).makespan_with_optimizer
         with self._ranks.together():
             said = self._ranks.share({"seconds": seconds, "peak": peak, "fits": fits})
